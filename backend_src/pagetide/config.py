@@ -1,0 +1,116 @@
+"""Settings of one model version: frozen, validated once, unknown keys refused."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+BLOCK_SIZE = 16
+"""Tokens in one block. The kernels' KV layout is built on it."""
+
+DEVICES = ("auto", "cpu", "cuda", "sim")
+DTYPES = ("auto", "bfloat16", "float32")
+
+_UNITS = {"": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
+
+
+class SettingsError(ValueError):
+    """A setting is unknown, has the wrong type, or is out of its range; the message names all three."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What a model version is served with.
+
+    `model` is a directory, a GGUF file, or a package reference `package:file` resolved at load.
+    `kv_cache_bytes` bounds the KV cache: it is claimed at start and never grows.
+    `max_model_len` None takes what the checkpoint was trained for. `num_threads` 0 takes every core.
+    """
+
+    model: str = "."
+    device: str = "auto"
+    dtype: str = "auto"
+    kv_cache_bytes: int = 512 * 2**20
+    max_step_tokens: int = 512
+    max_running: int = 64
+    max_waiting: int = 4096
+    max_model_len: int | None = None
+    max_prompt_bytes: int = 4 * 2**20
+    prefix_cache: bool = True
+    num_threads: int = 0
+    num_senders: int = 2
+
+    @classmethod
+    def from_mapping(cls, values: Mapping[str, Any]) -> Settings:
+        """Raises SettingsError on an unknown key, a wrong type, or a value out of range."""
+        known = {f.name: str(f.type) for f in fields(cls)}
+        for key in values:
+            if key not in known:
+                raise SettingsError(f"unknown setting {key!r}; known: {', '.join(sorted(known))}")
+        return cls(**{key: _convert(key, known[key], value) for key, value in values.items()})
+
+    def __post_init__(self) -> None:
+        _one_of("device", self.device, DEVICES)
+        _one_of("dtype", self.dtype, DTYPES)
+        for name in ("kv_cache_bytes", "max_step_tokens", "max_running", "max_waiting", "max_prompt_bytes"):
+            _at_least(name, getattr(self, name), 1)
+        _at_least("num_threads", self.num_threads, 0)
+        _at_least("num_senders", self.num_senders, 1)
+        if self.max_model_len is not None:
+            _at_least("max_model_len", self.max_model_len, 2)
+
+
+def parse_bytes(name: str, value: int | str) -> int:
+    """`536870912`, `"512MiB"` and `"0.5 GiB"` are the same number of bytes."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", str(value))
+    if match is None or match[2] not in _UNITS:
+        raise SettingsError(f"{name} is {value!r}; give bytes or a size such as '512MiB'")
+    return int(float(match[1]) * _UNITS[match[2]])
+
+
+def _convert(name: str, annotation: str, value: Any) -> Any:
+    if name.endswith("_bytes"):
+        return parse_bytes(name, value)
+    if annotation == "str":
+        return _text(name, value)
+    if annotation == "bool":
+        return _boolean(name, value)
+    if value is None and "None" in annotation:
+        return None
+    return _integer(name, value)
+
+
+def _text(name: str, value: Any) -> str:
+    if not isinstance(value, str):
+        raise SettingsError(f"{name} is {value!r}; it must be a string")
+    return value
+
+
+def _boolean(name: str, value: Any) -> bool:
+    if isinstance(value, str) and value.lower() in ("true", "false"):
+        return value.lower() == "true"
+    if not isinstance(value, bool):
+        raise SettingsError(f"{name} is {value!r}; it must be true or false")
+    return value
+
+
+def _integer(name: str, value: Any) -> int:
+    if isinstance(value, str) and re.fullmatch(r"-?\d+", value.strip()):
+        return int(value)
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise SettingsError(f"{name} is {value!r}; it must be a whole number")
+    return value
+
+
+def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise SettingsError(f"{name} is {value!r}; it must be one of {', '.join(allowed)}")
+
+
+def _at_least(name: str, value: int, least: int) -> None:
+    if value < least:
+        raise SettingsError(f"{name} is {value}; it must be at least {least}")

@@ -1,0 +1,141 @@
+"""The vocabulary: a request, its sequence, how to sample, how it ended, and what comes out of it.
+
+Integers and strings only; nothing here imports torch.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import Enum
+
+
+class FinishReason(str, Enum):
+    """Why a sequence ended; the values are what clients see."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    CANCELLED = "cancelled"
+    ERROR = "error"
+
+
+class Status(Enum):
+    """Where a sequence is. A preempted one is WAITING again, with its tokens kept."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How to choose tokens. Names, meanings and defaults are vLLM's.
+
+    `temperature` 0 is greedy. `top_k` 0 or -1 and `top_p` 1 keep every token. `seed` None draws one
+    at random; a seeded result depends only on (seed, position). `logprobs` is how many alternatives
+    are reported per token; None reports none.
+    """
+
+    max_tokens: int = 16
+    min_tokens: int = 0
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    logprobs: int | None = None
+    skip_special_tokens: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """The chosen token's log-probability and the most likely `(token_id, logprob)` pairs, best first."""
+
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RequestStats:
+    """What one finished request took. Times are `time.monotonic()` seconds; None: it never got there."""
+
+    num_prompt_tokens: int
+    num_output_tokens: int
+    num_prefix_hit_tokens: int
+    num_preemptions: int
+    arrival_s: float
+    scheduled_s: float | None
+    first_token_s: float | None
+    finished_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """One message from the engine to a request's sender: new tokens, the end, or both.
+
+    `logprobs` runs beside `token_ids` when the request asked for log-probabilities, else it is empty.
+    The last message of a request has a `finish_reason`; with `ERROR`, `error` says what happened.
+    """
+
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+    error: str | None = None
+    stats: RequestStats | None = None
+
+
+Sink = Callable[[Output], None]
+"""Where the engine thread leaves a request's outputs. It must return at once and never raise."""
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """One generation asked for by a client.
+
+    Built by the adapter, owned by the engine thread from `Engine.submit` until its last output.
+    `arrival_s` is `time.monotonic()` when the server received it.
+    """
+
+    id: int
+    prompt_ids: array[int]
+    params: SamplingParams
+    sink: Sink
+    arrival_s: float
+    eos_token_ids: frozenset[int] = frozenset()
+    cache_salt: bytes = b""
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """One token list that grows: prompt + output. Owned by the scheduler, on the engine thread.
+
+    `tokens[:num_computed]` have their KV in `block_table`; `block_hashes[i]` names the content of the
+    first `i + 1` blocks' tokens. Preemption empties `block_table` and sets `num_computed` to 0.
+    """
+
+    id: int
+    request: Request
+    tokens: array[int]
+    seed: int
+    status: Status = Status.WAITING
+    num_computed: int = 0
+    block_table: array[int] = field(default_factory=lambda: array("i"))
+    block_hashes: list[bytes] = field(default_factory=list)
+    num_prefix_hit_tokens: int = 0
+    num_preemptions: int = 0
+    scheduled_s: float | None = None
+    first_token_s: float | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def num_output_tokens(self) -> int:
+        return len(self.tokens) - len(self.request.prompt_ids)

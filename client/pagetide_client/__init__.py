@@ -1,0 +1,1 @@
+"""Streaming client and command line for Pagetide. Needs no torch."""
