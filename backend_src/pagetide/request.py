@@ -99,7 +99,7 @@ class Request:
     """One generation asked for by a client.
 
     Built by the adapter, owned by the engine thread from `Engine.submit` until its last output.
-    `arrival_s` is `time.monotonic()` when the server received it.
+    `prompt_ids` is an `array("i")`; `arrival_s` is `time.monotonic()` when the server received it.
     """
 
     id: int
@@ -117,6 +117,7 @@ class Sequence:
 
     `tokens[:num_computed]` have their KV in `block_table`; `block_hashes[i]` names the content of the
     first `i + 1` blocks' tokens. Preemption empties `block_table` and sets `num_computed` to 0.
+    `seed` (64 bits, unsigned) is the request's, or was drawn for it. Lower ids arrived earlier.
     """
 
     id: int
@@ -133,9 +134,38 @@ class Sequence:
     first_token_s: float | None = None
 
     @property
+    def num_left(self) -> int:
+        """Tokens whose KV is still to be computed before the next one can be sampled."""
+        return len(self.tokens) - self.num_computed
+
+    @property
     def num_tokens(self) -> int:
         return len(self.tokens)
 
     @property
     def num_output_tokens(self) -> int:
         return len(self.tokens) - len(self.request.prompt_ids)
+
+    def finish_reason(self, token: int, max_model_len: int) -> tuple[FinishReason | None, int | None]:
+        """Whether `token`, the last one, ends the sequence: the reason, and the stop token if it did."""
+        params = self.request.params
+        if self.num_output_tokens > params.min_tokens:
+            if token in params.stop_token_ids:
+                return FinishReason.STOP, token
+            if token in self.request.eos_token_ids and not params.ignore_eos:
+                return FinishReason.STOP, None
+        if self.num_tokens >= max_model_len or self.num_output_tokens >= params.max_tokens:
+            return FinishReason.LENGTH, None
+        return None, None
+
+    def stats(self, now_s: float) -> RequestStats:
+        return RequestStats(
+            num_prompt_tokens=len(self.request.prompt_ids),
+            num_output_tokens=self.num_output_tokens,
+            num_prefix_hit_tokens=self.num_prefix_hit_tokens,
+            num_preemptions=self.num_preemptions,
+            arrival_s=self.request.arrival_s,
+            scheduled_s=self.scheduled_s,
+            first_token_s=self.first_token_s,
+            finished_s=now_s,
+        )

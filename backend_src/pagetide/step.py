@@ -13,24 +13,36 @@ from pagetide.request import SamplingParams, TokenLogprobs
 
 
 @dataclass(slots=True)
+class SampledRows:
+    """The rows whose last planned token is followed by a new one; all lists run side by side.
+
+    `rows` index the plan's rows. `positions` are the new tokens' indices in their sequences: with
+    `seeds` they alone decide the random draw. `banned[i]` are tokens that row i must not get.
+    """
+
+    rows: array[int] = field(default_factory=lambda: array("q"))
+    params: list[SamplingParams] = field(default_factory=list)
+    seeds: array[int] = field(default_factory=lambda: array("Q"))
+    positions: array[int] = field(default_factory=lambda: array("Q"))
+    banned: list[frozenset[int]] = field(default_factory=list)
+
+
+@dataclass(slots=True)
 class StepPlan:
     """B rows, T tokens in all. Row i computes `num_new[i]` tokens from position `num_computed[i]` on.
 
     `token_ids` holds the rows' new tokens one after the other (length T). `block_tables[i]` names the
     blocks that hold row i's KV up to `num_computed[i] + num_new[i]`; the runner reads it during this
-    step only. `sampled` lists the rows whose last token is followed by a new one; `params`, `seeds`
-    and `positions` (the new token's index in its sequence) run beside it.
+    step only. A row may read blocks that an earlier row of the same step writes: within each layer all
+    KV is written before any is read.
     """
 
     sequence_ids: list[int] = field(default_factory=list)
-    token_ids: array[int] = field(default_factory=lambda: array("q"))
-    num_new: array[int] = field(default_factory=lambda: array("i"))
-    num_computed: array[int] = field(default_factory=lambda: array("i"))
+    token_ids: array[int] = field(default_factory=lambda: array("i"))
+    num_new: array[int] = field(default_factory=lambda: array("q"))
+    num_computed: array[int] = field(default_factory=lambda: array("q"))
     block_tables: list[array[int]] = field(default_factory=list)
-    sampled: array[int] = field(default_factory=lambda: array("i"))
-    params: list[SamplingParams] = field(default_factory=list)
-    seeds: array[int] = field(default_factory=lambda: array("q"))
-    positions: array[int] = field(default_factory=lambda: array("q"))
+    sampled: SampledRows = field(default_factory=SampledRows)
 
     @property
     def num_tokens(self) -> int:
@@ -39,10 +51,10 @@ class StepPlan:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """One token for each row in `StepPlan.sampled`, in that order.
+    """One token for each entry of `StepPlan.sampled`, in that order.
 
-    `logprobs` is None unless some row asked; rows that did not ask hold None.
+    `logprobs[i]` is None unless row i asked for log-probabilities.
     """
 
     token_ids: list[int]
-    logprobs: list[TokenLogprobs | None] | None = None
+    logprobs: list[TokenLogprobs | None]

@@ -1,0 +1,199 @@
+"""The loop: receive, plan, run, update, deliver. One thread owns everything behind it.
+
+Other threads only call `submit`, `abort`, `drain` and `health`, which leave messages or read numbers.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+from typing import Protocol
+
+from pagetide.request import FinishReason, Request
+from pagetide.scheduler import Delivery, Scheduler
+from pagetide.stats import StepStats
+from pagetide.step import StepPlan, StepResult
+
+log = logging.getLogger(__name__)
+
+_STALLED_AFTER_S = 60.0
+
+
+class UnavailableError(RuntimeError):
+    """The engine takes no more requests now; the message says why."""
+
+
+class StepRunner(Protocol):
+    def run(self, plan: StepPlan) -> StepResult: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Abort:
+    request_id: int
+    reason: FinishReason
+
+
+class _Wake:
+    """Only makes an idle loop look again."""
+
+
+class Engine:
+    """Continuous batching over one scheduler and one runner.
+
+    `on_step` is called on the engine thread after each step, with plain numbers; like the requests'
+    sinks it must return at once and never raise.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        runner: StepRunner,
+        max_waiting: int,
+        on_step: Callable[[StepStats], None],
+    ) -> None:
+        self._scheduler = scheduler
+        self._runner = runner
+        self._max_waiting = max_waiting
+        self._on_step = on_step
+        self._inbox: SimpleQueue[Request | _Abort | _Wake] = SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="pagetide-engine", daemon=True)
+        self._draining = False
+        self._failure: str | None = None
+        self._busy_since_s: float | None = None
+
+    @property
+    def max_model_len(self) -> int:
+        """Most tokens, prompt and output together, of one request."""
+        return self._scheduler.longest
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def submit(self, request: Request) -> None:
+        """Queue a request; its outputs go to its sink. Any thread.
+
+        Raises AdmissionError if it could never run, UnavailableError if it can't be taken now.
+        """
+        self._scheduler.check_fits(len(request.prompt_ids), request.params)
+        if self._failure is not None:
+            raise UnavailableError(f"the engine stopped: {self._failure}")
+        if self._draining:
+            raise UnavailableError("this model version is shutting down")
+        waiting = self._scheduler.num_waiting + self._inbox.qsize()
+        if waiting >= self._max_waiting:
+            raise UnavailableError(f"{waiting} requests wait already; max_waiting is {self._max_waiting}")
+        self._inbox.put(request)
+
+    def abort(self, request_id: int, reason: FinishReason = FinishReason.CANCELLED) -> None:
+        """End a request before the next step: its sink gets `reason` last. Any thread; ended ones are ignored."""
+        self._inbox.put(_Abort(request_id, reason))
+
+    def drain(self, timeout_s: float) -> bool:
+        """Take no more requests, finish those taken, stop the thread.
+
+        True if all finished by themselves; after `timeout_s` the rest is cancelled.
+        """
+        self._draining = True
+        self._inbox.put(_Wake())
+        self._thread.join(timeout_s)
+        finished = not self._thread.is_alive()
+        if not finished:
+            self._failure = f"not finished {timeout_s} s after shutdown began"
+            self._inbox.put(_Wake())
+            self._thread.join()
+        return finished
+
+    def health(self) -> str | None:
+        """Why the engine can't be relied on, or None. Any thread."""
+        if self._failure is not None:
+            return self._failure
+        busy_since = self._busy_since_s
+        if busy_since is not None and time.monotonic() - busy_since > _STALLED_AFTER_S:
+            return f"no step finished in {time.monotonic() - busy_since:.0f} s"
+        return None
+
+    def _run(self) -> None:
+        try:
+            while self._failure is None and not (self._draining and self._nothing_left()):
+                self._receive()
+                self._step()
+        except Exception as error:
+            log.exception("the engine stopped")
+            self._failure = f"{type(error).__name__}: {error}"
+        self._end_all()
+
+    def _nothing_left(self) -> bool:
+        return self._scheduler.is_idle and self._inbox.empty()
+
+    def _receive(self) -> None:
+        """Take every message that is there; with nothing to compute, sleep until one comes."""
+        if self._scheduler.is_idle:
+            self._scheduler.check()
+            self._handle(self._inbox.get())
+        while True:
+            try:
+                self._handle(self._inbox.get_nowait())
+            except Empty:
+                return
+
+    def _handle(self, message: Request | _Abort | _Wake) -> None:
+        if isinstance(message, Request):
+            self._scheduler.add(message)
+        elif isinstance(message, _Abort):
+            delivery = self._scheduler.abort(message.request_id, message.reason)
+            if delivery is not None:
+                self._deliver([delivery])
+
+    def _step(self) -> None:
+        plan = self._scheduler.plan()
+        if plan is None:
+            return
+        started_s = self._busy_since_s = time.monotonic()
+        self._deliver(self._compute(plan))
+        self._busy_since_s = None
+        self._report(plan, time.monotonic() - started_s)
+
+    def _compute(self, plan: StepPlan) -> list[Delivery]:
+        """An exception in the model step ends that step's requests; the others never notice."""
+        try:
+            result = self._runner.run(plan)
+        except Exception as error:
+            log.exception("a step of %d tokens failed", plan.num_tokens)
+            return self._scheduler.fail(f"{type(error).__name__}: {error}")
+        return self._scheduler.update(plan, result)
+
+    @staticmethod
+    def _deliver(deliveries: list[Delivery]) -> None:
+        for request, output in deliveries:
+            request.sink(output)
+
+    def _report(self, plan: StepPlan, step_s: float) -> None:
+        scheduler, pool, tally = self._scheduler, self._scheduler.pool, self._scheduler.take_tally()
+        self._on_step(
+            StepStats(
+                num_running=scheduler.num_running,
+                num_waiting=scheduler.num_waiting,
+                blocks_total=pool.num_blocks,
+                blocks_used=pool.num_held,
+                blocks_cached=pool.num_cached,
+                blocks_free=pool.num_free - pool.num_cached,
+                num_tokens=plan.num_tokens,
+                num_prompt_tokens=tally.num_prompt_tokens,
+                num_generated=tally.num_generated,
+                prefix_queries=tally.prefix_queries,
+                prefix_hits=tally.prefix_hits,
+                num_preemptions=tally.num_preemptions,
+                step_s=step_s,
+            )
+        )
+
+    def _end_all(self) -> None:
+        """Nothing that was accepted is left without an answer."""
+        while not self._inbox.empty():
+            self._handle(self._inbox.get())
+        reason = FinishReason.CANCELLED if self._draining else FinishReason.ERROR
+        self._deliver(self._scheduler.abort_all(reason, self._failure))

@@ -1,0 +1,94 @@
+"""StepPlan → tensors → forward → StepResult. Owns the KV cache; one packed step, no padding."""
+
+from __future__ import annotations
+
+from array import array
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from pagetide import sampler
+from pagetide.config import BLOCK_SIZE
+from pagetide.layers import AttentionBatch
+from pagetide.model import Decoder
+from pagetide.step import StepPlan, StepResult
+
+Ints = npt.NDArray[np.int64]
+
+
+def kv_block_bytes(model: Decoder) -> int:
+    """Bytes of one block: keys and values of BLOCK_SIZE tokens in every layer."""
+    config = model.config
+    per_layer = 2 * config.num_kv_heads * BLOCK_SIZE * config.head_dim * model.dtype.itemsize
+    return per_layer * config.num_layers
+
+
+class Runner:
+    """Runs plans on one device. The KV cache, `num_blocks` blocks a layer, is claimed here and never grows.
+
+    Layout per layer: [num_blocks, 2 (K, V), num_kv_heads, BLOCK_SIZE, head_dim], the model's dtype.
+    """
+
+    def __init__(self, model: Decoder, num_blocks: int) -> None:
+        self._model = model
+        config = model.config
+        shape = (num_blocks, 2, config.num_kv_heads, BLOCK_SIZE, config.head_dim)
+        self._kv_caches = [
+            torch.empty(shape, dtype=model.dtype, device=model.device).zero_() for _ in range(config.num_layers)
+        ]
+
+    @torch.inference_mode()
+    def run(self, plan: StepPlan) -> StepResult:
+        batch = _Batch(plan)
+        logits = self._model.forward(
+            self._to_device(np.frombuffer(plan.token_ids, np.int32)),
+            self._to_device(batch.positions),
+            self._kv_caches,
+            self._attention(batch),
+            self._to_device(batch.sampled_tokens),
+        )
+        if not plan.sampled.params:
+            return StepResult([], [])
+        return StepResult(*sampler.sample(logits, plan.sampled))
+
+    def _attention(self, batch: _Batch) -> AttentionBatch:
+        return AttentionBatch(
+            block_table=self._to_device(batch.block_table, torch.int32),
+            query_starts=self._to_device(batch.query_starts, torch.int32),
+            kv_lens=self._to_device(batch.kv_lens, torch.int32),
+            slots=self._to_device(batch.slots),
+            max_query_len=batch.max_query_len,
+        )
+
+    def _to_device(self, values: npt.NDArray[np.integer[Any]], dtype: torch.dtype = torch.int64) -> torch.Tensor:
+        return torch.from_numpy(values).to(self._model.device, dtype)
+
+
+class _Batch:
+    """The integer geometry of one step, B rows and T tokens; no Python loop runs over tokens."""
+
+    def __init__(self, plan: StepPlan) -> None:
+        num_new, num_computed = _ints(plan.num_new), _ints(plan.num_computed)
+        self.query_starts: Ints = np.concatenate(([0], np.cumsum(num_new)))
+        self.kv_lens: Ints = num_computed + num_new
+        self.max_query_len = int(num_new.max())
+        self.block_table = _pad(plan.block_tables)
+        row = np.repeat(np.arange(len(num_new)), num_new)
+        self.positions: Ints = np.arange(plan.num_tokens) + (num_computed - self.query_starts[:-1])[row]
+        block = self.block_table[row, self.positions // BLOCK_SIZE].astype(np.int64)
+        self.slots: Ints = block * BLOCK_SIZE + self.positions % BLOCK_SIZE
+        self.sampled_tokens: Ints = self.query_starts[_ints(plan.sampled.rows) + 1] - 1
+
+
+def _ints(values: array[int]) -> Ints:
+    return np.frombuffer(values, np.int64) if values else np.zeros(0, np.int64)
+
+
+def _pad(tables: list[array[int]]) -> npt.NDArray[np.int32]:
+    """[B, longest] block ids; what lies beyond a row's own blocks is never read."""
+    padded = np.zeros((len(tables), max(map(len, tables))), np.int32)
+    for row, table in zip(padded, tables, strict=True):
+        row[: len(table)] = table
+    return padded

@@ -1,0 +1,160 @@
+"""Logits to tokens, for all sampled rows at once, on the device that holds them.
+
+A row's token depends only on its logits, its parameters and (seed, position): never on the batch.
+One uniform number a row decides (inverse transform sampling); it is a hash of (seed, position), so
+nothing is stored and nothing drifts when a request is preempted and comes back.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence as Rows
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from pagetide.request import SamplingParams, TokenLogprobs
+from pagetide.step import SampledRows
+
+_MOST_CANDIDATES = 1024
+"""Filters look at this many most likely tokens first; only rows that need more are sorted whole."""
+
+
+def sample(logits: torch.Tensor, sampled: SampledRows) -> tuple[list[int], list[TokenLogprobs | None]]:
+    """Choose one token a row.
+
+    Args:
+        logits: [S, V] float32, row i for `sampled`'s entry i. Overwritten where tokens are banned.
+        sampled: parameters, seeds and positions of the S rows.
+    """
+    _ban(logits, sampled.banned)
+    tokens = logits.argmax(dim=-1)
+    for group in _groups(sampled, logits.shape[-1]):
+        rows = torch.tensor(group.rows, device=logits.device)
+        tokens[rows] = group.draw(logits[rows])
+    return tokens.tolist(), _logprobs(logits, tokens, sampled.params)
+
+
+def uniform(seeds: npt.NDArray[np.uint64], positions: npt.NDArray[np.uint64]) -> npt.NDArray[np.float64]:
+    """A number in [0, 1) for each (seed, position), by SplitMix64's finaliser (Steele et al., OOPSLA'14)."""
+    with np.errstate(over="ignore"):
+        mixed = _mix(_mix(seeds) + positions * np.uint64(0x9E3779B97F4A7C15))
+    return (mixed >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+def _mix(z: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return z ^ (z >> np.uint64(31))
+
+
+@dataclass(slots=True)
+class _Group:
+    """Rows that are drawn the same way, with their parameters as columns [n, 1]."""
+
+    rows: list[int]
+    filtered: bool
+    temperature: torch.Tensor
+    top_k: torch.Tensor
+    top_p: torch.Tensor
+    min_p: torch.Tensor
+    uniform: torch.Tensor
+
+    def draw(self, logits: torch.Tensor) -> torch.Tensor:
+        """logits [n, V] → token ids [n]."""
+        scaled = logits / self.temperature.to(logits.device)
+        if not self.filtered:
+            return _pick(torch.softmax(scaled, dim=-1), self.uniform)
+        tokens, complete = self._draw_filtered(scaled, _MOST_CANDIDATES)
+        if not bool(complete.all()):
+            everything, _ = self._draw_filtered(scaled, scaled.shape[-1])
+            tokens = torch.where(complete, tokens, everything)
+        return tokens
+
+    def _draw_filtered(self, scaled: torch.Tensor, most: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Draw among each row's `most` likeliest tokens; the second tensor [n] says where that was enough."""
+        width = min(most, scaled.shape[-1])
+        values, ids = scaled.topk(width, dim=-1)
+        rank = torch.arange(width, device=scaled.device)
+        keep = rank < self.top_k
+        inside = values.masked_fill(~keep, -math.inf).logsumexp(dim=-1, keepdim=True)
+        everything = scaled.logsumexp(dim=-1, keepdim=True)
+        probs = torch.exp(values - torch.where(self.top_k < scaled.shape[-1], inside, everything))
+        before = probs.cumsum(dim=-1, dtype=torch.float64) - probs
+        keep &= (before < self.top_p) & (values >= values[:, :1] + torch.log(self.min_p))
+        complete = ~keep[:, -1] | (width == scaled.shape[-1]) | (self.top_k[:, 0] <= width)
+        picked = _pick(probs.masked_fill(~keep, 0.0), self.uniform)
+        return ids.gather(1, picked[:, None])[:, 0], complete
+
+
+def _pick(weights: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
+    """weights [n, W] ≥ 0, uniform [n, 1] in [0, 1) → index [n] drawn in proportion to the weights."""
+    cumulative = weights.cumsum(dim=-1, dtype=torch.float64)
+    target = uniform * cumulative[:, -1:]
+    index = torch.searchsorted(cumulative, target, right=True)[:, 0]
+    return index.clamp_(max=weights.shape[-1] - 1)
+
+
+def _groups(sampled: SampledRows, vocab_size: int) -> list[_Group]:
+    """Random rows, in at most two groups: those that filter, and those that draw from everything."""
+    draws = uniform(np.frombuffer(sampled.seeds, np.uint64), np.frombuffer(sampled.positions, np.uint64))
+    random_rows = [i for i, params in enumerate(sampled.params) if params.temperature > 0]
+    groups = []
+    for filtered in (False, True):
+        rows = [i for i in random_rows if _filters(sampled.params[i], vocab_size) is filtered]
+        if rows:
+            groups.append(_group(rows, filtered, [sampled.params[i] for i in rows], draws[rows], vocab_size))
+    return groups
+
+
+def _filters(params: SamplingParams, vocab_size: int) -> bool:
+    return 0 < params.top_k < vocab_size or params.top_p < 1 or params.min_p > 0
+
+
+def _group(
+    rows: list[int],
+    filtered: bool,
+    params: Rows[SamplingParams],
+    draws: npt.NDArray[np.float64],
+    vocab_size: int,
+) -> _Group:
+    return _Group(
+        rows,
+        filtered,
+        temperature=_column([p.temperature for p in params]),
+        top_k=_column([p.top_k if p.top_k > 0 else vocab_size for p in params]),
+        top_p=_column([p.top_p for p in params]),
+        min_p=_column([p.min_p for p in params]),
+        uniform=torch.from_numpy(draws)[:, None],
+    )
+
+
+def _column(values: list[float]) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.float32)[:, None]
+
+
+def _ban(logits: torch.Tensor, banned: list[frozenset[int]]) -> None:
+    for row, tokens in enumerate(banned):
+        if tokens:
+            logits[row, list(tokens)] = -math.inf
+
+
+def _logprobs(
+    logits: torch.Tensor, tokens: torch.Tensor, params: list[SamplingParams]
+) -> list[TokenLogprobs | None]:
+    """From the logits before temperature and filters, as vLLM reports them."""
+    asked = [i for i, p in enumerate(params) if p.logprobs is not None]
+    found: list[TokenLogprobs | None] = [None] * len(params)
+    if not asked:
+        return found
+    rows = torch.tensor(asked, device=logits.device)
+    normalised = logits[rows].log_softmax(dim=-1)
+    chosen = normalised.gather(1, tokens[rows, None])[:, 0].tolist()
+    most = max(params[i].logprobs or 0 for i in asked)
+    values, ids = (t.tolist() for t in normalised.topk(most, dim=-1))
+    for at, i in enumerate(asked):
+        count = params[i].logprobs or 0
+        found[i] = TokenLogprobs(chosen[at], tuple(zip(ids[at][:count], values[at][:count], strict=True)))
+    return found
