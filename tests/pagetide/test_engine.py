@@ -1,0 +1,179 @@
+from __future__ import annotations
+
+import threading
+import time
+from array import array
+from queue import SimpleQueue
+
+import pytest
+from scheduler_world import EOS, PureRunner, pure_output
+
+from pagetide.block_pool import BlockPool, chain_root
+from pagetide.engine import Engine, UnavailableError
+from pagetide.request import FinishReason, Output, Request, SamplingParams
+from pagetide.scheduler import AdmissionError, Limits, Scheduler
+from pagetide.stats import StepStats
+from pagetide.step import StepPlan, StepResult
+
+NUM_BLOCKS = 64
+WAIT_S = 20.0
+
+
+class GatedRunner(PureRunner):
+    """Lets each step through only when the test says so, and fails the steps it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__(NUM_BLOCKS)
+        self.gate = threading.Semaphore(0)
+        self.started = threading.Semaphore(0)
+        self.fail_next = False
+
+    def run(self, plan: StepPlan) -> StepResult:
+        self.started.release()
+        assert self.gate.acquire(timeout=WAIT_S)
+        if self.fail_next:
+            self.fail_next = False
+            raise ValueError("planted")
+        return super().run(plan)
+
+    def open(self) -> None:
+        self.gate.release(1_000_000)
+
+
+class Harness:
+    def __init__(self, max_waiting: int = 100) -> None:
+        self.runner = GatedRunner()
+        scheduler = Scheduler(BlockPool(NUM_BLOCKS), Limits(32, 8, 512), lambda salt: chain_root(salt))
+        self.steps: list[StepStats] = []
+        self.engine = Engine(scheduler, self.runner, max_waiting, self.steps.append)
+        self.outputs: dict[int, SimpleQueue[Output]] = {}
+        self.engine.start()
+
+    def submit(self, request_id: int, prompt: list[int], max_tokens: int = 8) -> Request:
+        self.outputs[request_id] = SimpleQueue()
+        request = Request(
+            id=request_id,
+            prompt_ids=array("i", prompt),
+            params=SamplingParams(max_tokens=max_tokens),
+            sink=self.outputs[request_id].put,
+            arrival_s=time.monotonic(),
+            eos_token_ids=frozenset({EOS}),
+        )
+        self.engine.submit(request)
+        return request
+
+    def result(self, request_id: int) -> tuple[list[int], Output]:
+        tokens: list[int] = []
+        while True:
+            output = self.outputs[request_id].get(timeout=WAIT_S)
+            tokens += output.token_ids
+            if output.finish_reason is not None:
+                return tokens, output
+
+
+def test_requests_from_many_threads_all_get_their_own_output() -> None:
+    h = Harness()
+    h.runner.open()
+    requests: dict[int, Request] = {}
+    threads = [
+        threading.Thread(target=lambda n=n: requests.update({n: h.submit(n, [n % 5] * (n + 1))}))
+        for n in range(24)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for n, request in requests.items():
+        assert h.result(n)[0] == pure_output(request)
+    assert h.engine.drain(WAIT_S)
+
+
+def test_drain_finishes_what_was_accepted_and_takes_no_more() -> None:
+    h = Harness()
+    request = h.submit(1, [1, 2, 3], max_tokens=20)
+    assert h.runner.started.acquire(timeout=WAIT_S)
+    threading.Timer(0.05, h.runner.open).start()
+    assert h.engine.drain(WAIT_S)
+    assert h.result(1)[0] == pure_output(request)
+    with pytest.raises(UnavailableError, match="shutting down"):
+        h.submit(2, [1])
+
+
+def test_drain_cancels_what_does_not_finish_in_time() -> None:
+    h = Harness()
+    h.submit(1, [1, 2, 3], max_tokens=400)
+    assert h.runner.started.acquire(timeout=WAIT_S)
+    threading.Timer(0.3, h.runner.gate.release).start()
+    assert not h.engine.drain(0.05)
+    assert h.result(1)[1].finish_reason is FinishReason.CANCELLED
+
+
+def test_abort_ends_a_request_before_its_first_token() -> None:
+    h = Harness()
+    h.submit(1, [1] * 100)
+    assert h.runner.started.acquire(timeout=WAIT_S)
+    h.engine.abort(1)
+    h.engine.abort(1)
+    h.runner.open()
+    tokens, last = h.result(1)
+    assert tokens == []
+    assert last.finish_reason is FinishReason.CANCELLED
+    assert h.engine.drain(WAIT_S)
+
+
+def test_a_step_that_raises_ends_its_requests_and_the_engine_goes_on() -> None:
+    h = Harness()
+    h.runner.fail_next = True
+    h.submit(1, [1] * 20)
+    h.runner.open()
+    _, last = h.result(1)
+    assert last.finish_reason is FinishReason.ERROR
+    assert last.error == "ValueError: planted"
+    request = h.submit(2, [1] * 20)
+    assert h.result(2)[0] == pure_output(request)
+    assert h.engine.health() is None
+    assert h.engine.drain(WAIT_S)
+
+
+def test_a_full_queue_refuses_with_its_limit() -> None:
+    h = Harness(max_waiting=2)
+    h.submit(1, [1] * 400, max_tokens=1)
+    assert h.runner.started.acquire(timeout=WAIT_S)
+    h.submit(2, [1])
+    h.submit(3, [1])
+    with pytest.raises(UnavailableError, match="2 requests wait already; max_waiting is 2"):
+        h.submit(4, [1])
+    h.runner.open()
+    assert h.engine.drain(WAIT_S)
+
+
+def test_what_can_never_fit_is_refused_on_the_callers_thread() -> None:
+    h = Harness()
+    with pytest.raises(AdmissionError, match="at most 512"):
+        h.submit(1, [1] * 600)
+    assert h.engine.drain(WAIT_S)
+
+
+def test_a_broken_scheduler_answers_everyone_and_says_why() -> None:
+    h = Harness()
+    h.engine._scheduler.plan = lambda: 1 / 0  # type: ignore[method-assign,assignment,return-value]
+    h.submit(1, [1])
+    _, last = h.result(1)
+    assert last.finish_reason is FinishReason.ERROR
+    assert last.error is not None
+    assert "ZeroDivisionError" in last.error
+    assert "ZeroDivisionError" in str(h.engine.health())
+    with pytest.raises(UnavailableError, match="ZeroDivisionError"):
+        h.submit(2, [1])
+
+
+def test_each_step_is_reported_and_the_last_leaves_no_block_in_use() -> None:
+    h = Harness()
+    h.runner.open()
+    request = h.submit(1, [1] * 40, max_tokens=6)
+    h.result(1)
+    assert h.engine.drain(WAIT_S)
+    assert sum(s.num_generated for s in h.steps) == len(pure_output(request))
+    assert sum(s.num_prompt_tokens for s in h.steps) == 40
+    assert h.steps[-1].blocks_used == 0
+    assert all(s.blocks_used + s.blocks_cached + s.blocks_free == NUM_BLOCKS for s in h.steps)

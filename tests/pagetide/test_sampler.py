@@ -1,0 +1,140 @@
+from __future__ import annotations
+
+import math
+from array import array
+
+import numpy as np
+import pytest
+import torch
+
+from pagetide import sampler
+from pagetide.request import SamplingParams
+from pagetide.step import SampledRows
+
+VOCAB = 3000
+
+
+def rows(params: list[SamplingParams], seeds: list[int], positions: list[int]) -> SampledRows:
+    return SampledRows(
+        rows=array("q", range(len(params))),
+        params=params,
+        seeds=array("Q", seeds),
+        positions=array("Q", positions),
+        banned=[frozenset()] * len(params),
+    )
+
+
+def draw(logits: torch.Tensor, params: SamplingParams, seed: int, position: int) -> int:
+    tokens, _ = sampler.sample(logits[None].clone(), rows([params], [seed], [position]))
+    return tokens[0]
+
+
+def random_logits(count: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(count, VOCAB, generator=torch.Generator().manual_seed(seed)) * 3
+
+
+MIXED = [
+    SamplingParams(temperature=0.0),
+    SamplingParams(temperature=1.0),
+    SamplingParams(temperature=0.7, top_k=5),
+    SamplingParams(temperature=1.3, top_p=0.9),
+    SamplingParams(temperature=1.0, min_p=0.05),
+    SamplingParams(temperature=5.0, top_p=0.999),
+    SamplingParams(temperature=1.0, top_k=2000, top_p=0.95, min_p=0.001),
+]
+
+
+def test_a_row_draws_the_same_token_alone_and_in_any_batch() -> None:
+    logits = random_logits(70)
+    params = [MIXED[i % len(MIXED)] for i in range(70)]
+    alone = [draw(logits[i], params[i], seed=i, position=3 * i) for i in range(70)]
+    together, _ = sampler.sample(logits.clone(), rows(params, list(range(70)), [3 * i for i in range(70)]))
+    assert together == alone
+    order = torch.randperm(70, generator=torch.Generator().manual_seed(1)).tolist()
+    shuffled, _ = sampler.sample(
+        logits[order].clone(), rows([params[i] for i in order], order, [3 * i for i in order])
+    )
+    assert shuffled == [alone[i] for i in order]
+
+
+def test_temperature_zero_takes_the_likeliest_whatever_the_seed() -> None:
+    logits = random_logits(1)[0]
+    assert {draw(logits, MIXED[0], seed, 0) for seed in range(5)} == {int(logits.argmax())}
+
+
+def test_the_same_seed_and_position_repeat_and_others_differ() -> None:
+    logits = torch.zeros(VOCAB)
+    params = SamplingParams()
+    assert draw(logits, params, 5, 9) == draw(logits, params, 5, 9)
+    assert len({draw(logits, params, 5, position) for position in range(50)}) > 40
+    assert len({draw(logits, params, seed, 9) for seed in range(50)}) > 40
+
+
+def allowed(logits: torch.Tensor, params: SamplingParams) -> set[int]:
+    """The tokens the filters leave, by their definitions, one at a time in float64."""
+    scaled = logits.double() / params.temperature
+    order = scaled.argsort(descending=True).tolist()
+    if params.top_k > 0:
+        order = order[: params.top_k]
+    weights = {i: math.exp(scaled[i] - scaled[order[0]]) for i in order}
+    total = sum(weights.values()) if params.top_k > 0 else float(torch.exp(scaled - scaled.max()).sum())
+    kept, mass = set(), 0.0
+    for i in order:
+        if mass >= params.top_p:
+            break
+        mass += weights[i] / total
+        if weights[i] >= params.min_p:
+            kept.add(i)
+    return kept
+
+
+@pytest.mark.parametrize("params", MIXED[2:])
+def test_filters_leave_exactly_the_tokens_of_their_definitions(params: SamplingParams) -> None:
+    logits = random_logits(1, seed=4)[0]
+    expected = allowed(logits, params)
+    count = 1000
+    batch = logits.expand(count, -1).contiguous()
+    drawn = set(sampler.sample(batch, rows([params] * count, list(range(count)), [0] * count))[0])
+    assert drawn <= expected
+    if len(expected) < 20:
+        assert drawn == expected
+
+
+def test_draws_follow_the_distribution() -> None:
+    """Chi-square of 20,000 draws over 8 tokens stays below its 0.999 quantile (7 degrees: 24.3)."""
+    logits = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, -1.0, -2.0, 0.2])
+    count = 20_000
+    batch = logits.expand(count, -1).contiguous()
+    tokens, _ = sampler.sample(
+        batch.clone(), rows([SamplingParams()] * count, list(range(count)), [11] * count)
+    )
+    observed = np.bincount(tokens, minlength=8)
+    expected = torch.softmax(logits.double(), -1).numpy() * count
+    assert float(((observed - expected) ** 2 / expected).sum()) < 24.3
+
+
+def test_uniform_numbers_fill_the_interval_evenly() -> None:
+    draws = sampler.uniform(np.zeros(100_000, np.uint64), np.arange(100_000, dtype=np.uint64))
+    assert draws.min() >= 0
+    assert draws.max() < 1
+    assert np.abs(np.histogram(draws, 20, (0, 1))[0] / 5000 - 1).max() < 0.06
+
+
+def test_banned_tokens_are_never_drawn() -> None:
+    logits = torch.tensor([[0.0, 9.0, 1.0]])
+    sampled = rows([SamplingParams(temperature=0)], [0], [0])
+    sampled.banned = [frozenset({1})]
+    assert sampler.sample(logits, sampled)[0] == [2]
+
+
+def test_logprobs_are_of_the_unscaled_distribution_and_only_for_rows_that_ask() -> None:
+    logits = random_logits(3)
+    params = [SamplingParams(temperature=0.5, logprobs=2), SamplingParams(), SamplingParams(logprobs=0)]
+    tokens, logprobs = sampler.sample(logits.clone(), rows(params, [1, 2, 3], [4, 5, 6]))
+    expected = logits.log_softmax(-1)
+    assert logprobs[1] is None
+    assert logprobs[0] is not None
+    assert logprobs[2] is not None
+    assert logprobs[0].logprob == pytest.approx(float(expected[0, tokens[0]]))
+    assert [i for i, _ in logprobs[0].top] == expected[0].topk(2).indices.tolist()
+    assert logprobs[2].top == ()
