@@ -1,0 +1,102 @@
+"""From settings and a version directory to an engine and its tokenizer."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+
+import torch
+
+from pagetide import tokenizer, weights
+from pagetide.block_pool import BlockPool, chain_root
+from pagetide.config import BLOCK_SIZE, Settings, SettingsError
+from pagetide.engine import Engine
+from pagetide.model import Decoder
+from pagetide.runner import Runner, kv_block_bytes
+from pagetide.scheduler import Limits, Scheduler
+from pagetide.stats import StepStats
+from pagetide.tokenizer import Tokenizer
+
+log = logging.getLogger(__name__)
+
+_DTYPES = {"auto": None, "bfloat16": torch.bfloat16, "float32": torch.float32}
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """A model ready to serve. The engine is not started yet."""
+
+    engine: Engine
+    tokenizer: Tokenizer
+    eos_token_ids: frozenset[int]
+    vocab_size: int
+
+
+def build(settings: Settings, directory: Path, on_step: Callable[[StepStats], None]) -> Built:
+    """Load what `settings.model` names, claim the KV cache, and put the engine around it.
+
+    Raises SettingsError or WeightsError, in one line that names the setting or the file.
+    """
+    torch.set_num_threads(settings.num_threads or _available_cores())
+    path = resolve(settings.model, directory)
+    text = tokenizer.load(path)
+    model = weights.load(path, dtype=_DTYPES[settings.dtype], device=device_of(settings))
+    engine = Engine(_scheduler(settings, model), _runner(settings, model), settings.max_waiting, on_step)
+    return Built(engine, text, model.config.eos_token_ids | text.eos_token_ids, model.config.vocab_size)
+
+
+def resolve(reference: str, directory: Path) -> Path:
+    """A path, relative to `directory` unless absolute, or `package:file` for a file in a Python package.
+
+    Raises SettingsError when the package is not installed or does not hold the file.
+    """
+    package, colon, file = reference.partition(":")
+    if not colon:
+        return directory / reference
+    spec = find_spec(package)
+    places = list(spec.submodule_search_locations or ()) if spec else []
+    if not places:
+        raise SettingsError(f"model is {reference!r}, but the package {package!r} is not installed")
+    path = Path(places[0]) / file
+    if not path.exists():
+        raise SettingsError(f"model is {reference!r}, but the package {package!r} has no {file!r}")
+    return path
+
+
+def device_of(settings: Settings) -> torch.device:
+    """The device to run on; `auto` is the GPU where there is one. Raises SettingsError."""
+    has_gpu = torch.cuda.is_available()
+    if settings.device == "cuda" and not has_gpu:
+        raise SettingsError("device is 'cuda', but torch finds no GPU; set device to 'cpu'")
+    wants_gpu = settings.device == "cuda" or (settings.device == "auto" and has_gpu)
+    return torch.device("cuda" if wants_gpu else "cpu")
+
+
+def _scheduler(settings: Settings, model: Decoder) -> Scheduler:
+    pool = BlockPool(_num_blocks(settings, model))
+    longest = min(settings.max_model_len or model.config.max_model_len, model.config.max_model_len)
+    limits = Limits(settings.max_step_tokens, settings.max_running, longest)
+    root = partial(chain_root, model.content_id) if settings.prefix_cache else None
+    scheduler = Scheduler(pool, limits, root)
+    log.info("%d KV blocks of %d tokens; longest request %d", pool.num_blocks, BLOCK_SIZE, scheduler.longest)
+    return scheduler
+
+
+def _runner(settings: Settings, model: Decoder) -> Runner:
+    return Runner(model, _num_blocks(settings, model))
+
+
+def _num_blocks(settings: Settings, model: Decoder) -> int:
+    size, block_size = settings.kv_cache_bytes, kv_block_bytes(model)
+    if size < block_size:
+        raise SettingsError(f"kv_cache_bytes is {size}; one block of this model takes {block_size} bytes")
+    return size // block_size
+
+
+def _available_cores() -> int:
+    return len(os.sched_getaffinity(0))
