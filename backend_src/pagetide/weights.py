@@ -1,0 +1,249 @@
+"""Checkpoints to decoders: check the tensors' shapes, cut a rank's share, fuse, place on the device."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+from pagetide.checkpoint import WeightsError, is_gguf, locate
+from pagetide.checkpoint_gguf import GgufCheckpoint
+from pagetide.checkpoint_hf import HuggingFaceCheckpoint
+from pagetide.family import Family
+from pagetide.layers import (
+    ACTIVATIONS,
+    Attention,
+    Embedding,
+    GatedMLP,
+    Head,
+    HeadNorm,
+    Layer,
+    Linear,
+    LinearFactory,
+    RMSNorm,
+    Rotary,
+    identity,
+)
+from pagetide.model import Decoder, DecoderLayer
+
+__all__ = ["Checkpoint", "WeightsError", "load", "open_checkpoint"]
+
+_HASH_THREADS = 4
+_HASH_BUFFER_BYTES = 2**20
+
+
+class Checkpoint(Protocol):
+    """Tensors by their Hugging Face names, whatever the file format. Errors are WeightsError."""
+
+    family: Family
+    files: Sequence[Path]
+
+    def file_of(self, name: str) -> Path: ...
+    def dtype(self, name: str) -> torch.dtype: ...
+    def shape(self, name: str) -> tuple[int, ...]: ...
+    def read(self, name: str, index: tuple[slice, ...]) -> torch.Tensor: ...
+
+
+def open_checkpoint(path: Path) -> Checkpoint:
+    """A Hugging Face directory or a GGUF file, its header read and its files found, no tensor loaded.
+
+    Raises WeightsError, naming the file, when something is missing, truncated or of an unknown family.
+    """
+    found = locate(path)
+    return GgufCheckpoint(found) if is_gguf(found) else HuggingFaceCheckpoint(found)
+
+
+def load(
+    path: Path,
+    *,
+    dtype: torch.dtype | None = None,
+    device: torch.device,
+    rank: int = 0,
+    world: int = 1,
+    make_linear: LinearFactory = Linear,
+) -> Decoder:
+    """The decoder in a checkpoint, on `device`.
+
+    `dtype` is bfloat16, float32, or None for the checkpoint's own: bfloat16 unless it is stored as
+    float32. With `world` > 1 it holds `rank`'s heads and feed-forward columns (Shoeybi et al. 2019,
+    arXiv:1909.08053), and the outputs of `out` and `down` are partial sums. `make_linear` builds every
+    linear. Raises WeightsError naming the file, and the tensor if it is one, that is missing or wrong.
+    """
+    checkpoint = open_checkpoint(path)
+    dtype = dtype or _dtype_of(checkpoint)
+    loader = _Loader(checkpoint, dtype, device, rank, world, make_linear)
+    with ThreadPoolExecutor(_HASH_THREADS) as threads:
+        digests = threads.map(_digest, checkpoint.files)
+        decoder = loader.decoder()
+        identity = hashlib.sha256(f"{dtype} rank {rank} of {world}".encode() + b"".join(digests))
+    return replace(decoder, content_id=identity.digest())
+
+
+def _dtype_of(checkpoint: Checkpoint) -> torch.dtype:
+    stored = checkpoint.dtype("model.embed_tokens.weight")
+    return torch.float32 if stored == torch.float32 else torch.bfloat16
+
+
+def _digest(file: Path) -> bytes:
+    """SHA-256 of a whole file: a fine-tune may change any one tensor, so no sample will do."""
+    with file.open("rb", buffering=0) as stream:
+        digest, buffer = hashlib.sha256(), memoryview(bytearray(_HASH_BUFFER_BYTES))
+        while size := stream.readinto(buffer):
+            digest.update(buffer[:size])
+    return digest.digest()
+
+
+@dataclass(frozen=True, slots=True)
+class _Axis:
+    """One dimension of a stored tensor: its whole size, and the part of it this rank keeps."""
+
+    size: int
+    kept: slice
+
+    @property
+    def length(self) -> int:
+        return int(self.kept.stop - self.kept.start)
+
+
+def _whole(size: int) -> _Axis:
+    return _Axis(size, slice(0, size))
+
+
+def _share(count: int, rank: int, world: int, width: int = 1) -> _Axis:
+    """The rank's part of `count` units of `width`; with fewer units than ranks, neighbours share one."""
+    start, length = rank * count // world, max(1, count // world)
+    return _Axis(count * width, slice(start * width, (start + length) * width))
+
+
+class _Loader:
+    """Makes one rank's parts. Copies each tensor once, out of the memory map to where it will stay."""
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        dtype: torch.dtype,
+        device: torch.device,
+        rank: int,
+        world: int,
+        make_linear: LinearFactory,
+    ) -> None:
+        self._checkpoint, self._whole = checkpoint, checkpoint.family
+        self._family = self._whole.shard(world)
+        self._dtype, self._device, self._make_linear = dtype, device, make_linear
+        self._is_first = rank == 0
+        self._queries = _share(self._whole.num_heads, rank, world, self._family.head_dim)
+        self._keys = _share(self._whole.num_kv_heads, rank, world, self._family.head_dim)
+        self._columns = _share(self._whole.intermediate_size, rank, world)
+
+    def decoder(self) -> Decoder:
+        family = self._family
+        embedding = self._table("model.embed_tokens.weight")
+        layers = tuple(self._layer(i) for i in range(family.num_layers))
+        head = embedding if family.tied_head else self._table("lm_head.weight")
+        return Decoder(
+            config=family,
+            content_id=b"",
+            dtype=self._dtype,
+            device=self._device,
+            embedding=Embedding(embedding, family.embedding_scale),
+            rotaries=tuple(Rotary(rope, self._device) for rope in family.ropes),
+            layers=layers,
+            norm=self._norm("model.norm"),
+            head=Head(self._make_linear(head, None), family.logit_soft_cap),
+        )
+
+    def _table(self, name: str) -> torch.Tensor:
+        return self._fuse({name: (_whole(self._family.vocab_size), _whole(self._family.hidden_size))})
+
+    def _layer(self, i: int) -> DecoderLayer:
+        prefix, norms = f"model.layers.{i}.", self._family.norms
+        return DecoderLayer(
+            attn_in=self._optional_norm(prefix, norms.attn_in),
+            attention=self._attention(prefix + "self_attn.", self._family.windows[i]),
+            attn_out=self._optional_norm(prefix, norms.attn_out),
+            ffn_in=self._optional_norm(prefix, norms.ffn_in),
+            ffn=self._ffn(prefix + "mlp."),
+            ffn_out=self._optional_norm(prefix, norms.ffn_out),
+            rope=self._family.layer_ropes[i],
+        )
+
+    def _attention(self, prefix: str, window: int) -> Attention:
+        family = self._family
+        cuts = {"q_proj": self._queries, "k_proj": self._keys, "v_proj": self._keys}
+        return Attention(
+            qkv=self._cut_outputs(prefix, cuts, family.qkv_bias),
+            out=self._cut_inputs(f"{prefix}o_proj", self._queries, family.attn_out_bias),
+            qk_norm=self._qk_norm(prefix) if family.qk_norm else identity,
+            num_heads=family.num_heads,
+            num_kv_heads=family.num_kv_heads,
+            head_dim=family.head_dim,
+            scale=family.attention_scale,
+            window=window,
+            soft_cap=family.attention_soft_cap,
+        )
+
+    def _ffn(self, prefix: str) -> GatedMLP:
+        cuts = {"gate_proj": self._columns, "up_proj": self._columns}
+        return GatedMLP(
+            gate_up=self._cut_outputs(prefix, cuts, self._family.mlp_bias),
+            down=self._cut_inputs(f"{prefix}down_proj", self._columns, self._family.mlp_bias),
+            activation=ACTIVATIONS[self._family.activation],
+        )
+
+    def _cut_outputs(self, prefix: str, cuts: dict[str, _Axis], has_bias: bool) -> Layer:
+        """One linear that computes the rank's outputs of several, side by side."""
+        inputs = _whole(self._family.hidden_size)
+        weight = self._fuse({f"{prefix}{name}.weight": (cut, inputs) for name, cut in cuts.items()})
+        bias = (
+            self._fuse({f"{prefix}{name}.bias": (cut,) for name, cut in cuts.items()}) if has_bias else None
+        )
+        return self._make_linear(weight, bias)
+
+    def _cut_inputs(self, name: str, inputs: _Axis, has_bias: bool) -> Layer:
+        """A linear over the rank's inputs; the first rank adds the bias, so that the sum has it once."""
+        outputs = _whole(self._family.hidden_size)
+        weight = self._fuse({f"{name}.weight": (outputs, inputs)})
+        bias = self._fuse({f"{name}.bias": (outputs,)}) if has_bias and self._is_first else None
+        return self._make_linear(weight, bias)
+
+    def _optional_norm(self, prefix: str, name: str | None) -> Layer:
+        return identity if name is None else self._norm(prefix + name)
+
+    def _norm(self, name: str) -> Layer:
+        return RMSNorm(self._norm_weight(name, self._family.hidden_size), self._family.norm_eps)
+
+    def _qk_norm(self, prefix: str) -> Layer:
+        family = self._family
+        weights = [self._norm_weight(f"{prefix}{name}", family.head_dim) for name in ("q_norm", "k_norm")]
+        repeats = torch.tensor([family.num_heads, family.num_kv_heads], device=self._device)
+        return HeadNorm(torch.stack(weights).repeat_interleave(repeats, 0), family.norm_eps)
+
+    def _norm_weight(self, name: str, size: int) -> torch.Tensor:
+        return self._fuse({f"{name}.weight": (_whole(size),)}, torch.float32) + self._family.norm_offset
+
+    def _fuse(self, parts: dict[str, tuple[_Axis, ...]], dtype: torch.dtype | None = None) -> torch.Tensor:
+        """The cuts of the named tensors, one below the other, in `dtype` or the loader's, on its device."""
+        cuts = list(parts.values())
+        rows = sum(cut[0].length for cut in cuts)
+        shape = (rows, *(axis.length for axis in cuts[0][1:]))
+        fused = torch.empty(shape, dtype=dtype or self._dtype, device=self._device)
+        start = 0
+        for name, cut in parts.items():
+            self._check(name, tuple(axis.size for axis in cut))
+            values = self._checkpoint.read(name, tuple(axis.kept for axis in cut))
+            fused[start : start + cut[0].length] = values
+            start += cut[0].length
+        return fused
+
+    def _check(self, name: str, expected: tuple[int, ...]) -> None:
+        shape = self._checkpoint.shape(name)
+        if shape != expected:
+            raise WeightsError(
+                f"{self._checkpoint.file_of(name)} tensor {name!r} has shape {list(shape)}; "
+                f"its configuration says {list(expected)}"
+            )
