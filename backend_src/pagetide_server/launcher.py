@@ -95,7 +95,6 @@ class Server:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                preexec_fn=processes.die_with_parent,
             )
         return self
 
@@ -197,17 +196,18 @@ class Server:
         processes.remove_shared_memory(self._shared_memory)
 
     def _command(self, laid_out: layout.Layout) -> list[str]:
-        return [str(laid_out.binary), *self._options(laid_out), *self.arguments]
+        return [
+            *processes.ending_with_parent(),
+            str(laid_out.binary),
+            *self._options(laid_out),
+            *self.arguments,
+        ]
 
     def _options(self, laid_out: layout.Layout) -> Iterator[str]:
         yield f"--model-repository={self.repository.resolve()}"
         yield f"--backend-directory={laid_out.backends}"
         yield f"--backend-config=python,shm-region-prefix-name={self._shared_memory}"
-        for name, port in (
-            ("http", self.http_port),
-            ("grpc", self.grpc_port),
-            ("metrics", self.metrics_port),
-        ):
+        for name, port in asdict(self._ports).items():
             yield f"--{name}-address={self.host}"
             yield f"--{name}-port={port}"
         yield "--model-control-mode=poll"

