@@ -1,0 +1,111 @@
+"""The C++ build of the kernels: built on first use, called through ctypes without the GIL.
+
+The instruction set is the best the CPU has, or what PAGETIDE_CPU_ISA names (plain, avx2, avx512).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
+from typing import TypeAlias
+
+import torch  # loads its libgomp before ours looks for one, so that both share one pool of threads
+from torch import Tensor
+
+from pagetide_kernels import build
+from pagetide_kernels.binding import ArgumentError, Number, Signature
+from pagetide_kernels.signatures import PAGED_ATTENTION, WRITE_KV
+
+ISAS = ("plain", "avx2", "avx512")
+
+_CTYPES: dict[str, type[ctypes.c_void_p | ctypes.c_int64 | ctypes.c_int32 | ctypes.c_float]] = {
+    "pointer": ctypes.c_void_p,
+    "i64": ctypes.c_int64,
+    "i32": ctypes.c_int32,
+    "f32": ctypes.c_float,
+}
+_SUFFIXES = {torch.bfloat16: "bf16", torch.float32: "f32"}
+
+_Function: TypeAlias = Callable[..., bytes | None]
+
+
+def paged_attention(tensors: Sequence[Tensor | None], scalars: Sequence[Number]) -> None:
+    """See `ops.paged_attention`; arguments in the order of the signature."""
+    _call(PAGED_ATTENTION, tensors, scalars)
+
+
+def write_kv(tensors: Sequence[Tensor | None], scalars: Sequence[Number]) -> None:
+    """See `ops.write_kv`; arguments in the order of the signature."""
+    _call(WRITE_KV, tensors, scalars)
+
+
+def supported_isas() -> tuple[str, ...]:
+    """Instruction sets this CPU can run, slowest first."""
+    return tuple(isa for number, isa in enumerate(ISAS) if _library().pagetide_supports(number))
+
+
+def isa() -> str:
+    """The instruction set the kernels run with."""
+    return ISAS[_library().pagetide_current_isa()]
+
+
+@contextmanager
+def use_isa(name: str) -> Iterator[None]:
+    """Runs the kernels with another instruction set, in every thread, until the context ends.
+
+    Raises:
+        ValueError: `name` is not an instruction set, or this CPU lacks it.
+    """
+    before = isa()
+    _set_isa(_library(), name)
+    try:
+        yield
+    finally:
+        _set_isa(_library(), before)
+
+
+def _call(signature: Signature, tensors: Sequence[Tensor | None], scalars: Sequence[Number]) -> None:
+    bound = signature.bind(tensors, scalars)
+    problem = _function(signature.name, bound.form.dtypes["element"])(*bound.args)
+    if problem is not None:
+        raise ArgumentError(problem.decode())
+
+
+_functions: dict[tuple[str, torch.dtype], _Function] = {}
+
+
+def _function(name: str, dtype: torch.dtype) -> _Function:
+    function = _functions.get((name, dtype))
+    if function is None:
+        _export(PAGED_ATTENTION)
+        _export(WRITE_KV)
+        function = _functions[name, dtype]
+    return function
+
+
+def _export(signature: Signature) -> None:
+    for dtype, suffix in _SUFFIXES.items():
+        function = _library()[f"{signature.name}_{suffix}"]
+        function.argtypes = [_CTYPES[kind] for kind in signature.kinds]
+        function.restype = ctypes.c_char_p
+        _functions[signature.name, dtype] = function
+
+
+@cache
+def _library() -> ctypes.CDLL:
+    library = ctypes.CDLL(str(build.cpu_library()))
+    if wanted := os.environ.get("PAGETIDE_CPU_ISA"):
+        _set_isa(library, wanted)
+    return library
+
+
+def _set_isa(library: ctypes.CDLL, name: str) -> None:
+    supported = [isa for number, isa in enumerate(ISAS) if library.pagetide_supports(number)]
+    if name not in supported:
+        raise ValueError(
+            f"CPU instruction set is {name!r}; expected one this CPU has: {', '.join(supported)}"
+        )
+    library.pagetide_use_isa(ISAS.index(name))

@@ -1,0 +1,213 @@
+// Computes one work item of paged attention. Compiled once for each instruction set.
+//
+// The item's rows, (query, head) pairs that share a KV head, walk the KV in tiles of kTileTokens. A tile's
+// keys and values are packed once and used by all rows, kMaxRows at a time.
+
+#include "attention.h"
+#include "multiply.h"
+#include "softmax.h"
+
+namespace pagetide::PAGETIDE_ISA {
+namespace {
+
+Range overlap(Range a, Range b) {
+  return {a.begin > b.begin ? a.begin : b.begin, a.end < b.end ? a.end : b.end};
+}
+
+Range shifted(Range range, int by) { return {range.begin - by, range.end - by}; }
+
+// A tile clipped to whole blocks that the item sees: `tokens` of them from position `base` on matter.
+struct Tile {
+  int base;
+  int blocks;
+  Range tokens;
+};
+
+Tile clipped_tile(int start, Range visible) {
+  const Range tokens = overlap({start, start + kTileTokens}, visible);
+  const int base = tokens.begin / kBlockTokens * kBlockTokens;
+  const int blocks = (tokens.end - base + kBlockTokens - 1) / kBlockTokens;
+  return {base, blocks, tokens};
+}
+
+template <class Element>
+class Worker {
+  using Pack = Operands<Element>;
+  using Word = typename Pack::Word;
+  static constexpr int kTileDepth = kTileTokens / Pack::kPerWord;
+
+ public:
+  // Words are no larger than floats, so all parts are counted in floats.
+  static int64_t scratch_size(const AttentionCall& call, int num_queries) {
+    const int64_t rows = int64_t{num_queries} * call.group();
+    const int64_t tile = int64_t{kTileTokens} * call.head_size;
+    const int64_t block_of_rows = int64_t{kMaxRows} * kTileTokens;
+    return rows * call.head_size + 2 * tile + 2 * block_of_rows + 2 * rows * call.state_size();
+  }
+
+  Worker(const AttentionCall& call, const WorkItem& item, float* scratch)
+      : call_(call), item_(item), num_rows_(item.num_queries * call.group()) {
+    const auto take = [&](int64_t floats) {
+      float* start = scratch;
+      scratch += floats;
+      return start;
+    };
+    queries_ = reinterpret_cast<Word*>(take(int64_t{num_rows_} * call.head_size));
+    keys_ = reinterpret_cast<Word*>(take(int64_t{kTileTokens} * call.head_size));
+    values_ = reinterpret_cast<Word*>(take(int64_t{kTileTokens} * call.head_size));
+    dots_ = take(int64_t{kMaxRows} * kTileTokens);
+    probabilities_ = reinterpret_cast<Word*>(take(int64_t{kMaxRows} * kTileTokens));
+    states_ = take(num_rows_ * call.state_size());
+    totals_ = take(num_rows_ * call.state_size());
+  }
+
+  void attend() {
+    pack_queries();
+    if (item_.states == nullptr) clear(totals_);
+    for (int partition = item_.partitions.begin; partition < item_.partitions.end; ++partition) {
+      if (item_.states != nullptr) states_ = item_states(partition);
+      clear(states_);
+      attend_partition(partition);
+      if (item_.states == nullptr) add_to_totals();
+    }
+    if (item_.states == nullptr) write_outputs();
+  }
+
+  void merge() {
+    clear(totals_);
+    for (int partition = item_.partitions.begin; partition < item_.partitions.end; ++partition) {
+      states_ = item_states(partition);
+      add_to_totals();
+    }
+    write_outputs();
+  }
+
+ private:
+  int words_per_row() const { return call_.head_size / Pack::kPerWord; }
+  int position(int row) const { return item_.first_position + row / call_.group(); }
+  RowState state(float* states, int row) const { return {states + row * call_.state_size()}; }
+
+  // Positions that at least one of rows [first, last] sees.
+  Range visible_to(int first, int last) const {
+    return {call_.visible(position(first)).begin, position(last) + 1};
+  }
+
+  float* item_states(int partition) const {
+    const int64_t skipped = int64_t{partition - item_.partitions.begin} * num_rows_;
+    return item_.states + skipped * call_.state_size();
+  }
+
+  void clear(float* states) const {
+    for (int row = 0; row < num_rows_; ++row) state(states, row).clear(call_.head_size);
+  }
+
+  void add_to_totals() const {
+    for (int row = 0; row < num_rows_; ++row) {
+      state(totals_, row).merge(state(states_, row), call_.head_size);
+    }
+  }
+
+  int64_t head_offset(int row) const {
+    return (int64_t{item_.kv_head} * call_.group() + row % call_.group()) * call_.head_size;
+  }
+
+  void pack_queries() const {
+    for (int row = 0; row < num_rows_; ++row) {
+      const int64_t token = item_.first_query + row / call_.group();
+      const auto* in = static_cast<const Element*>(call_.query) + token * call_.query_stride + head_offset(row);
+      Pack::pack_query(in, call_.head_size, queries_ + int64_t{row} * words_per_row());
+    }
+  }
+
+  void write_outputs() const {
+    for (int row = 0; row < num_rows_; ++row) {
+      const int64_t token = item_.first_query + row / call_.group();
+      auto* out = static_cast<Element*>(call_.out) + token * call_.out_stride + head_offset(row);
+      state(totals_, row).write_output(call_.head_size, out);
+    }
+  }
+
+  void attend_partition(int partition) const {
+    const int start = partition * kPartitionTokens;
+    const Range all = visible_to(0, num_rows_ - 1);
+    const Range seen = overlap({start, start + kPartitionTokens}, all);
+    const int first_tile = seen.begin / kTileTokens * kTileTokens;
+    for (int tile_start = first_tile; tile_start < seen.end; tile_start += kTileTokens) {
+      attend_tile(clipped_tile(tile_start, seen));
+    }
+  }
+
+  const Element* block(int position, int key_or_value) const {
+    const int32_t* table = call_.block_table + item_.sequence * call_.table_stride;
+    const auto* cache = static_cast<const Element*>(call_.kv_cache);
+    const int64_t head = int64_t{key_or_value} * call_.num_kv_heads + item_.kv_head;
+    return cache + table[position / kBlockTokens] * call_.cache_stride + head * kBlockTokens * call_.head_size;
+  }
+
+  void pack_tile(const Tile& tile) const {
+    for (int i = 0; i < tile.blocks; ++i) {
+      const int first = tile.base + i * kBlockTokens;
+      const Range valid = within_block(shifted(tile.tokens, tile.base), i);
+      const int64_t words = int64_t{kBlockTokens / Pack::kPerWord} * call_.head_size;
+      Pack::pack_keys(block(first, 0), call_.head_size, keys_ + i * kBlockTokens);
+      Pack::pack_values(block(first, 1), call_.head_size, valid, values_ + i * words);
+    }
+  }
+
+  void attend_tile(const Tile& tile) const {
+    pack_tile(tile);
+    for (int row = 0; row < num_rows_; row += kMaxRows) {
+      const int count = num_rows_ - row < kMaxRows ? num_rows_ - row : kMaxRows;
+      const Range seen = overlap(tile.tokens, visible_to(row, row + count - 1));
+      if (seen.begin < seen.end) attend_rows(row, count, tile);
+    }
+  }
+
+  void attend_rows(int row, int count, const Tile& tile) const {
+    const int64_t words = words_per_row();
+    const Product<Word> scoring{{queries_ + row * words, words}, {keys_, kTileTokens}, {dots_, kTileTokens},
+                                words_per_row(), nullptr};
+    multiply(count, tile.blocks, scoring);
+    float factors[kMaxRows];
+    for (int i = 0; i < count; ++i) {
+      const Range visible = shifted(call_.visible(position(row + i)), tile.base);
+      factors[i] = soften<Element>(dots_ + i * kTileTokens, tile.blocks, visible, {call_.scale, call_.soft_cap},
+                                   state(states_, row + i), probabilities_ + i * kTileDepth);
+    }
+    const int depth = tile.blocks * kBlockTokens / Pack::kPerWord;
+    const Product<Word> weighting{{probabilities_, kTileDepth}, {values_, call_.head_size},
+                                  {state(states_, row).values(), call_.state_size()}, depth, factors};
+    multiply(count, call_.head_size / kLanes, weighting);
+  }
+
+  const AttentionCall& call_;
+  const WorkItem& item_;
+  int num_rows_;
+  Word* queries_;        // [rows][head_size]
+  Word* keys_;           // [head_size][kTileTokens]
+  Word* values_;         // [kTileTokens][head_size]
+  float* dots_;          // [kMaxRows][kTileTokens]
+  Word* probabilities_;  // [kMaxRows][kTileTokens]
+  float* states_;        // of the partition at hand
+  float* totals_;
+};
+
+template <class Element>
+void attend(const AttentionCall& call, const WorkItem& item, float* scratch) {
+  Worker<Element>(call, item, scratch).attend();
+}
+
+template <class Element>
+void merge(const AttentionCall& call, const WorkItem& item, float* scratch) {
+  Worker<Element>(call, item, scratch).merge();
+}
+
+template <class Element>
+constexpr AttentionKernels kKernels{Worker<Element>::scratch_size, attend<Element>, merge<Element>};
+
+}  // namespace
+
+const AttentionKernels attention_bf16 = kKernels<bfloat16>;
+const AttentionKernels attention_f32 = kKernels<float>;
+
+}  // namespace pagetide::PAGETIDE_ISA

@@ -1,0 +1,75 @@
+// What passes between the part of paged attention that plans and shares out work (compiled once) and
+// the part that computes (compiled for each instruction set).
+#pragma once
+
+#include "elements.h"
+
+namespace pagetide {
+
+// The arguments of signatures.PAGED_ATTENTION, in its order. Strides are in elements.
+struct AttentionCall {
+  void* out;
+  const void* query;
+  const void* kv_cache;
+  const int32_t* block_table;
+  const int32_t* query_starts;
+  const int32_t* kv_lens;
+  int64_t out_stride;
+  int64_t query_stride;
+  int64_t cache_stride;
+  int64_t table_stride;
+  int num_tokens;
+  int num_sequences;
+  int table_width;
+  int num_blocks;
+  int num_heads;
+  int num_kv_heads;
+  int head_size;
+  float scale;
+  int window;
+  float soft_cap;
+
+  int group() const { return num_heads / num_kv_heads; }
+  int64_t state_size() const { return kLanes + head_size; }
+
+  // KV positions that the query at `position` attends to.
+  Range visible(int position) const {
+    const int begin = window > 0 && position >= window ? position - window + 1 : 0;
+    return {begin, position + 1};
+  }
+};
+
+// Neighbouring queries of one sequence and the query heads of one KV head, over some KV partitions.
+struct WorkItem {
+  int sequence;
+  int kv_head;
+  int first_query;     // row of query and out
+  int num_queries;
+  int first_position;  // of the first query in its sequence
+  Range partitions;
+  // Null: the item covers all partitions and writes its outputs. Otherwise it leaves a state for each
+  // partition and row here, [partition][query][head of the group][state_size].
+  float* states;
+};
+
+struct AttentionKernels {
+  // Floats of scratch memory, aligned to 64 bytes, that `attend` and `merge` need.
+  int64_t (*scratch_size)(const AttentionCall&, int num_queries);
+  void (*attend)(const AttentionCall&, const WorkItem&, float* scratch);
+  // Merges the states of all of the item's partitions and writes the outputs.
+  void (*merge)(const AttentionCall&, const WorkItem&, float* scratch);
+};
+
+#define PAGETIDE_DECLARE_KERNELS(isa) \
+  namespace isa {                     \
+  extern const AttentionKernels attention_bf16; \
+  extern const AttentionKernels attention_f32;  \
+  }
+
+PAGETIDE_DECLARE_KERNELS(plain)
+#if defined(__x86_64__)
+PAGETIDE_DECLARE_KERNELS(avx2)
+PAGETIDE_DECLARE_KERNELS(avx512)
+#endif
+
+}  // namespace pagetide

@@ -1,0 +1,71 @@
+// The one matrix product of the kernels: c = c * factor + a b, on rows of words.
+//
+// Every element of c is its own chain of sums over the contracted dimension, in order. How many rows
+// and columns are worked on together changes the speed and never a bit of the result.
+#pragma once
+
+#include "operands.h"
+
+namespace pagetide::PAGETIDE_ISA {
+
+template <class T>
+struct Matrix {
+  T* data;
+  int64_t stride;
+
+  PAGETIDE_INLINE T* row(int64_t i) const { return data + i * stride; }
+};
+
+template <class Word>
+struct Product {
+  Matrix<const Word> a;  // rows x depth
+  Matrix<const Word> b;  // depth x columns * kLanes
+  Matrix<float> c;       // rows x columns * kLanes
+  int depth;
+  const float* factors;  // one for each row of c; null: c starts from zero
+};
+
+template <int kRows, int kColumns, class Word>
+void multiply_block(const Product<Word>& p) {
+  Vec sums[kRows][kColumns];
+  for (int r = 0; r < kRows; ++r) {
+    for (int c = 0; c < kColumns; ++c) {
+      sums[r][c] = p.factors ? load(p.c.row(r) + c * kLanes) * fill(p.factors[r]) : fill(0.0f);
+    }
+  }
+  for (int i = 0; i < p.depth; ++i) {
+    const Word* b = p.b.row(i);
+    for (int r = 0; r < kRows; ++r) {
+      const Word a = p.a.row(r)[i];
+      for (int c = 0; c < kColumns; ++c) sums[r][c] = multiply_accumulate(a, b + c * kLanes, sums[r][c]);
+    }
+  }
+  for (int r = 0; r < kRows; ++r) {
+    for (int c = 0; c < kColumns; ++c) store(sums[r][c], p.c.row(r) + c * kLanes);
+  }
+}
+
+// Calls multiply_block<rows, columns> for sizes that are known only now.
+template <int kRows, int kColumns, class Word>
+void multiply_sized(int rows, int columns, const Product<Word>& p) {
+  if constexpr (kRows > 1) {
+    if (rows < kRows) return multiply_sized<kRows - 1, kColumns>(rows, columns, p);
+  }
+  if constexpr (kColumns > 1) {
+    if (columns < kColumns) return multiply_sized<kRows, kColumns - 1>(rows, columns, p);
+  }
+  multiply_block<kRows, kColumns>(p);
+}
+
+// rows <= kMaxRows; any number of columns, counted in vectors.
+template <class Word>
+void multiply(int rows, int columns, Product<Word> p) {
+  for (int done = 0; done < columns; done += kMaxColumns) {
+    const int left = columns - done;
+    multiply_sized<kMaxRows, kMaxColumns>(rows, left < kMaxColumns ? left : kMaxColumns, p);
+    p.b.data += kMaxColumns * kLanes;
+    p.c.data += kMaxColumns * kLanes;
+  }
+}
+
+}  // namespace pagetide::PAGETIDE_ISA

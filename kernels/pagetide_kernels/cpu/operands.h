@@ -1,0 +1,111 @@
+// How elements are packed into the words that `multiply` contracts.
+//
+// A word holds kPerWord neighbours along the contracted dimension: one float, or, where the CPU has a
+// bf16 dot product, a pair of bf16. Scores contract over the head size, so a key word holds neighbouring
+// elements of one token; outputs contract over tokens, so a value word holds one element of
+// neighbouring tokens.
+#pragma once
+
+#include <cstring>
+
+#include "vector.h"
+
+namespace pagetide::PAGETIDE_ISA {
+
+PAGETIDE_INLINE Vec multiply_accumulate(float a, const float* b, Vec sum) {
+  return multiply_add(fill(a), load(b), sum);
+}
+
+// Every element is widened to a float.
+template <class Element>
+struct Operands {
+  using Word = float;
+  static constexpr int kPerWord = 1;
+
+  static void pack_query(const Element* row, int head_size, Word* out) {
+    for (int d = 0; d < head_size; d += kLanes) store(load(row + d), out + d);
+  }
+
+  // [16][head_size] -> sixteen columns of [head_size][kTileTokens]
+  static void pack_keys(const Element* block, int head_size, Word* out) {
+    for (int d = 0; d < head_size; d += kLanes) {
+      Vec rows[kLanes];
+      for (int t = 0; t < kLanes; ++t) rows[t] = load(block + t * head_size + d);
+      transpose(rows);
+      for (int i = 0; i < kLanes; ++i) store(rows[i], out + (d + i) * kTileTokens);
+    }
+  }
+
+  // [16][head_size] as it is, with zeros for the tokens outside `valid`, whatever stands there.
+  static void pack_values(const Element* block, int head_size, Range valid, Word* out) {
+    for (int t = 0; t < kBlockTokens; ++t) {
+      const bool present = t >= valid.begin && t < valid.end;
+      const Element* row = block + t * head_size;
+      for (int d = 0; d < head_size; d += kLanes) {
+        store(present ? load(row + d) : fill(0.0f), out + t * head_size + d);
+      }
+    }
+  }
+
+  static PAGETIDE_INLINE void store_probabilities(Vec p, Word* out) { store(p, out); }
+};
+
+#if defined(__AVX512BF16__)
+
+struct BfloatPair {
+  bfloat16 first;
+  bfloat16 second;
+};
+
+PAGETIDE_INLINE Vec multiply_accumulate(BfloatPair a, const BfloatPair* b, Vec sum) {
+  int32_t bits;
+  std::memcpy(&bits, &a, sizeof bits);
+  const auto left = reinterpret_cast<__m512bh>(_mm512_set1_epi32(bits));
+  const auto right = reinterpret_cast<__m512bh>(_mm512_loadu_si512(b));
+  return {_mm512_dpbf16_ps(sum.lanes, left, right)};
+}
+
+template <>
+struct Operands<bfloat16> {
+  using Word = BfloatPair;
+  static constexpr int kPerWord = 2;
+
+  static void pack_query(const bfloat16* row, int head_size, Word* out) {
+    std::memcpy(out, row, sizeof(bfloat16) * static_cast<size_t>(head_size));
+  }
+
+  // [16][head_size] -> sixteen columns of [head_size / 2][kTileTokens]
+  static void pack_keys(const bfloat16* block, int head_size, Word* out) {
+    const int words = head_size / 2;
+    for (int w = 0; w < words; w += kLanes) {
+      const int count = words - w < kLanes ? words - w : kLanes;
+      const auto present = static_cast<__mmask16>((1u << count) - 1);
+      Vec rows[kLanes];
+      for (int t = 0; t < kLanes; ++t) {
+        rows[t] = {_mm512_maskz_loadu_ps(present, block + t * head_size + 2 * w)};
+      }
+      transpose(rows);
+      for (int i = 0; i < count; ++i) _mm512_storeu_ps(out + (w + i) * kTileTokens, rows[i].lanes);
+    }
+  }
+
+  // [16][head_size] -> [8][head_size] of pairs, with zeros for the tokens outside `valid`.
+  static void pack_values(const bfloat16* block, int head_size, Range valid, Word* out) {
+    for (int t = 0; t < kBlockTokens; t += 2) {
+      const bool first = t >= valid.begin && t < valid.end;
+      const bool second = t + 1 >= valid.begin && t + 1 < valid.end;
+      const bfloat16* row = block + t * head_size;
+      for (int d = 0; d < head_size; d += kLanes) {
+        const __m512i low = first ? load_zero_extended(row + d) : _mm512_setzero_si512();
+        const __m512i high = second ? load_zero_extended(row + head_size + d) : _mm512_setzero_si512();
+        _mm512_storeu_si512(out + t / 2 * head_size + d, _mm512_or_si512(low, _mm512_slli_epi32(high, 16)));
+      }
+    }
+  }
+
+  static PAGETIDE_INLINE void store_probabilities(Vec p, Word* out) { store(p, &out->first); }
+};
+
+#endif
+
+}  // namespace pagetide::PAGETIDE_ISA

@@ -1,0 +1,91 @@
+// Online softmax, one row at a time (Milakov and Gimelshein 2018; FlashAttention, Dao et al. 2022).
+#pragma once
+
+#include "operands.h"
+
+namespace pagetide::PAGETIDE_ISA {
+
+// No score is lower, and differences to it stay finite.
+constexpr float kLowest = -1e30f;
+
+// The state of one row: the largest score so far, in units of log 2, the sum of the probabilities
+// relative to it, and the values weighted by them. It lies in memory as [max, sum, ...14 unused, values].
+struct RowState {
+  static constexpr int kHeader = kLanes;
+
+  float* data;
+
+  PAGETIDE_INLINE float& max() const { return data[0]; }
+  PAGETIDE_INLINE float& sum() const { return data[1]; }
+  PAGETIDE_INLINE float* values() const { return data + kHeader; }
+
+  void clear(int head_size) const {
+    for (int i = 0; i < kHeader + head_size; ++i) data[i] = 0.0f;
+    max() = kLowest;
+  }
+
+  // Adds what `other` saw.
+  void merge(RowState other, int head_size) const {
+    const float new_max = other.max() > max() ? other.max() : max();
+    const float factor = exp2(max() - new_max);
+    const float other_factor = exp2(other.max() - new_max);
+    sum() = sum() * factor + other.sum() * other_factor;
+    max() = new_max;
+    for (int d = 0; d < head_size; d += kLanes) {
+      const Vec added = load(other.values() + d) * fill(other_factor);
+      store(load(values() + d) * fill(factor) + added, values() + d);
+    }
+  }
+
+  template <class Element>
+  void write_output(int head_size, Element* out) const {
+    const Vec inverse = fill(sum() != 0.0f ? 1.0f / sum() : 0.0f);
+    for (int d = 0; d < head_size; d += kLanes) store(load(values() + d) * inverse, out + d);
+  }
+};
+
+// From a dot product to a score in units of log 2.
+struct ScoreScale {
+  float scale;
+  float soft_cap;  // 0: none
+
+  PAGETIDE_INLINE Vec apply(Vec dot) const {
+    if (soft_cap == 0.0f) return dot * fill(scale * kLog2E);
+    return tanh(dot * fill(scale / soft_cap)) * fill(soft_cap * kLog2E);
+  }
+};
+
+PAGETIDE_INLINE Range within_block(Range range, int block) {
+  const auto clip = [=](int token) {
+    const int lane = token - block * kBlockTokens;
+    return lane < 0 ? 0 : lane > kLanes ? kLanes : lane;
+  };
+  return {clip(range.begin), clip(range.end)};
+}
+
+// Turns a row's dot products with a tile into probabilities relative to the row's new maximum.
+// Tokens outside `visible` get none. Returns the factor by which what the row has seen so far shrinks.
+template <class Element>
+float soften(const float* dots, int blocks, Range visible, ScoreScale scale, RowState state,
+             typename Operands<Element>::Word* probabilities) {
+  Vec scores[kTileTokens / kLanes];
+  Vec highest = fill(state.max());
+  for (int i = 0; i < blocks; ++i) {
+    const Vec score = scale.apply(load(dots + i * kLanes));
+    scores[i] = select(within_block(visible, i), score, fill(kLowest));
+    highest = max(highest, scores[i]);
+  }
+  const float new_max = reduce_max(highest);
+  Vec sums = fill(0.0f);
+  for (int i = 0; i < blocks; ++i) {
+    const Vec p = select(within_block(visible, i), exp2(scores[i] - fill(new_max)), fill(0.0f));
+    sums = sums + p;
+    Operands<Element>::store_probabilities(p, probabilities + i * kLanes / Operands<Element>::kPerWord);
+  }
+  const float factor = exp2(state.max() - new_max);
+  state.sum() = state.sum() * factor + reduce_sum(sums);
+  state.max() = new_max;
+  return factor;
+}
+
+}  // namespace pagetide::PAGETIDE_ISA

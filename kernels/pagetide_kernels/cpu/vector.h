@@ -1,0 +1,43 @@
+// `Vec`, sixteen float lanes, in the best instructions this translation unit may use.
+#pragma once
+
+#include "elements.h"
+
+#if defined(__AVX512BF16__)
+#include "vector_avx512.h"
+#elif defined(__AVX2__) && defined(__FMA__)
+#include "vector_avx2.h"
+#else
+#include "vector_plain.h"
+#endif
+
+namespace pagetide::PAGETIDE_ISA {
+
+// ln(2)^k / k! for k = 6 .. 0
+constexpr float kExp2Taylor[] = {1.5403530e-4f, 1.3333558e-3f, 9.6181291e-3f, 5.5504109e-2f,
+                                 2.4022651e-1f, 6.9314718e-1f, 1.0f};
+
+// 2^v with a relative error of 2e-7, for v in [-126, 126]; beyond that the end of the range. NaN stays.
+PAGETIDE_INLINE Vec exp2(Vec v) {
+  v = min(fill(126.0f), max(fill(-126.0f), v));
+  const Vec whole = round(v);
+  const Vec part = v - whole;
+  Vec sum = fill(0.0f);
+  for (const float coefficient : kExp2Taylor) sum = multiply_add(sum, part, fill(coefficient));
+  return scale_by_power(sum, whole);
+}
+
+PAGETIDE_INLINE float exp2(float x) {
+  float lanes[kLanes];
+  store(exp2(fill(x)), lanes);
+  return lanes[0];
+}
+
+constexpr float kLog2E = 1.44269504f;
+
+PAGETIDE_INLINE Vec tanh(Vec v) {
+  const Vec two = fill(2.0f);
+  return fill(1.0f) - two / (exp2(v * fill(2.0f * kLog2E)) + fill(1.0f));
+}
+
+}  // namespace pagetide::PAGETIDE_ISA

@@ -1,0 +1,134 @@
+// Sixteen float lanes in portable C++.
+#pragma once
+
+#include <cmath>
+#include <cstring>
+
+#include "elements.h"
+
+namespace pagetide::PAGETIDE_ISA {
+
+// Largest block of accumulators that stays in registers: rows x vectors.
+constexpr int kMaxRows = 2;
+constexpr int kMaxColumns = 1;
+
+struct Vec {
+  float lane[kLanes];
+
+  template <class Function>
+  static PAGETIDE_INLINE Vec each(Function function) {
+    Vec out;
+    for (int i = 0; i < kLanes; ++i) out.lane[i] = function(i);
+    return out;
+  }
+};
+
+PAGETIDE_INLINE uint32_t bits_of(float value) {
+  uint32_t bits;
+  std::memcpy(&bits, &value, sizeof bits);
+  return bits;
+}
+
+PAGETIDE_INLINE float float_of(uint32_t bits) {
+  float value;
+  std::memcpy(&value, &bits, sizeof value);
+  return value;
+}
+
+PAGETIDE_INLINE Vec fill(float value) {
+  return Vec::each([=](int) { return value; });
+}
+
+PAGETIDE_INLINE Vec load(const float* in) {
+  return Vec::each([=](int i) { return in[i]; });
+}
+
+PAGETIDE_INLINE Vec load(const bfloat16* in) {
+  return Vec::each([=](int i) { return float_of(uint32_t{in[i].bits} << 16); });
+}
+
+PAGETIDE_INLINE void store(Vec v, float* out) { std::memcpy(out, v.lane, sizeof v.lane); }
+
+// To nearest even; NaN stays NaN.
+PAGETIDE_INLINE void store(Vec v, bfloat16* out) {
+  for (int i = 0; i < kLanes; ++i) {
+    const uint32_t bits = bits_of(v.lane[i]);
+    const uint32_t rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+    const bool is_nan = (bits & 0x7fffffff) > 0x7f800000;
+    out[i].bits = static_cast<uint16_t>(is_nan ? (bits >> 16) | 0x40 : rounded);
+  }
+}
+
+PAGETIDE_INLINE Vec operator+(Vec a, Vec b) {
+  return Vec::each([&](int i) { return a.lane[i] + b.lane[i]; });
+}
+
+PAGETIDE_INLINE Vec operator-(Vec a, Vec b) {
+  return Vec::each([&](int i) { return a.lane[i] - b.lane[i]; });
+}
+
+PAGETIDE_INLINE Vec operator*(Vec a, Vec b) {
+  return Vec::each([&](int i) { return a.lane[i] * b.lane[i]; });
+}
+
+PAGETIDE_INLINE Vec operator/(Vec a, Vec b) {
+  return Vec::each([&](int i) { return a.lane[i] / b.lane[i]; });
+}
+
+// Where either is NaN: b. The other instruction sets do the same.
+PAGETIDE_INLINE Vec max(Vec a, Vec b) {
+  return Vec::each([&](int i) { return a.lane[i] > b.lane[i] ? a.lane[i] : b.lane[i]; });
+}
+
+PAGETIDE_INLINE Vec multiply_add(Vec a, Vec b, Vec c) {
+  return Vec::each([&](int i) { return a.lane[i] * b.lane[i] + c.lane[i]; });
+}
+
+// Lanes within `range` from v, the others from `outside`.
+PAGETIDE_INLINE Vec select(Range range, Vec v, Vec outside) {
+  return Vec::each([&](int i) { return i >= range.begin && i < range.end ? v.lane[i] : outside.lane[i]; });
+}
+
+PAGETIDE_INLINE Vec min(Vec a, Vec b) {
+  return Vec::each([&](int i) { return a.lane[i] < b.lane[i] ? a.lane[i] : b.lane[i]; });
+}
+
+// Adding 1.5 * 2^23 leaves the nearest integer in the low bits of the significand.
+constexpr float kRounder = 12582912.0f;
+
+PAGETIDE_INLINE Vec round(Vec v) {
+  return Vec::each([&](int i) { return (v.lane[i] + kRounder) - kRounder; });
+}
+
+// v * 2^n for whole n in [-126, 126].
+PAGETIDE_INLINE Vec scale_by_power(Vec v, Vec n) {
+  return Vec::each([&](int i) {
+    const uint32_t exponent = bits_of(n.lane[i] + kRounder) + 127;
+    return v.lane[i] * float_of(exponent << 23);
+  });
+}
+
+PAGETIDE_INLINE float reduce_max(Vec v) {
+  float out = v.lane[0];
+  for (int i = 1; i < kLanes; ++i) out = v.lane[i] > out ? v.lane[i] : out;
+  return out;
+}
+
+PAGETIDE_INLINE float reduce_sum(Vec v) {
+  for (int width = kLanes / 2; width > 0; width /= 2) {
+    for (int i = 0; i < width; ++i) v.lane[i] += v.lane[i + width];
+  }
+  return v.lane[0];
+}
+
+PAGETIDE_INLINE void transpose(Vec (&rows)[kLanes]) {
+  for (int i = 0; i < kLanes; ++i) {
+    for (int j = 0; j < i; ++j) {
+      const float kept = rows[i].lane[j];
+      rows[i].lane[j] = rows[j].lane[i];
+      rows[j].lane[i] = kept;
+    }
+  }
+}
+
+}  // namespace pagetide::PAGETIDE_ISA

@@ -1,0 +1,115 @@
+"""The kernels as functions of torch tensors, the same on every device.
+
+Tensors on a device run on the backend of that device. Arguments are checked once, at this boundary:
+every error is an `ArgumentError` that names the argument, its value and what was expected. What the
+index tensors refer to (block ids, lengths) is always checked on a CPU; on a GPU it costs a
+synchronisation, so only with PAGETIDE_DEBUG=1.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from importlib import import_module
+from types import ModuleType
+
+import torch
+from torch import Tensor
+
+from pagetide_kernels import checks
+from pagetide_kernels.binding import ArgumentError
+
+_BACKENDS = {"cpu": "pagetide_kernels.cpu", "cuda": "pagetide_kernels.cuda"}
+
+
+def paged_attention(
+    query: Tensor,
+    kv_cache: Tensor,
+    block_table: Tensor,
+    query_starts: Tensor,
+    kv_lens: Tensor,
+    scale: float,
+    window: int = 0,
+    soft_cap: float = 0.0,
+    out: Tensor | None = None,
+) -> Tensor:
+    """Causal attention of B sequences' new tokens over their paged KV (PagedAttention, Kwon et al. 2023).
+
+    Sequence i's queries are rows query_starts[i] to query_starts[i + 1] of `query`; their KV is already in
+    the cache. Query j of q sits at position kv_lens[i] - q + j and sees the positions up to its own, the
+    last `window` of them if window > 0. Decode and prefill sequences mix freely. Query head h reads KV
+    head h // (Hq / Hkv). A result does not depend on the other sequences of the call, nor on how many
+    of its sequence's queries are in it.
+
+    Args:
+        query: [T, Hq, D], bfloat16 or float32, rows at any distance; D a multiple of 16.
+        kv_cache: [N, 2, Hkv, 16, D] of query's dtype: blocks of 16 tokens, keys then values.
+        block_table: [B, M] int32; entry b holds the block of positions 16 b to 16 b + 15.
+        query_starts: [B + 1] int32, rising, from 0 or more to T or less.
+        kv_lens: [B] int32, tokens in the cache including the new ones; 0 gives zeros.
+        scale: factor of the dot products, usually D ** -0.5.
+        window: positions a query sees, itself included; 0: all.
+        soft_cap: scores become soft_cap * tanh(score / soft_cap); 0: they stay.
+        out: where to write, like query; rows that no sequence owns stay as they are.
+
+    Returns:
+        `out`, [T, Hq, D].
+
+    Raises:
+        ArgumentError: an argument of the wrong kind, or indices that point outside the cache.
+    """
+    backend = _backend(query, "paged_attention", "query")
+    if out is None:
+        out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+    if _checked_by_us(backend):
+        checks.paged_attention(kv_cache, block_table, query_starts, kv_lens, window)
+    tensors = (out, query, kv_cache, block_table, query_starts, kv_lens)
+    backend.paged_attention(tensors, (scale, window, soft_cap))
+    return out
+
+
+def write_kv(key: Tensor, value: Tensor, kv_cache: Tensor, slots: Tensor) -> None:
+    """Writes T tokens' keys and values to their places in the cache.
+
+    Args:
+        key, value: [T, Hkv, D], bfloat16 or float32, rows at any distance.
+        kv_cache: [N, 2, Hkv, 16, D] of their dtype, changed in place.
+        slots: [T] int64, block id * 16 + offset in the block; negative: the token is not written.
+
+    Raises:
+        ArgumentError: an argument of the wrong kind, or a slot outside the cache.
+    """
+    backend = _backend(key, "write_kv", "key")
+    if _checked_by_us(backend):
+        checks.write_kv(kv_cache, slots)
+    backend.write_kv((kv_cache, key, value, slots), ())
+
+
+@contextmanager
+def simulated_cuda() -> Iterator[None]:
+    """Until the context ends, CPU tensors run through the simulated CUDA kernels."""
+    before = _BACKENDS["cpu"]
+    _BACKENDS["cpu"] = "pagetide_kernels.sim"
+    try:
+        yield
+    finally:
+        _BACKENDS["cpu"] = before
+
+
+def _backend(tensor: Tensor, op: str, argument: str) -> ModuleType:
+    if not isinstance(tensor, Tensor):
+        raise ArgumentError(f"{op}: {argument} is a {type(tensor).__name__}; expected a torch.Tensor")
+    name = _BACKENDS.get(tensor.device.type)
+    if name is None:
+        known = " or ".join(_BACKENDS)
+        raise ArgumentError(f"{op}: {argument} is on device {tensor.device}; expected {known}")
+    return _module(name)
+
+
+_module = cache(import_module)
+
+
+def _checked_by_us(backend: ModuleType) -> bool:
+    return backend.__name__ != "pagetide_kernels.cpu" and os.environ.get("PAGETIDE_DEBUG") == "1"
