@@ -6,7 +6,7 @@ to the text of the same request not streamed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -41,28 +41,31 @@ class TextStream:
         self._border = len(self._window)
         self._released = len(self._decode(self._window))
 
-    def feed(self, token_ids: Iterable[int]) -> str:
+    def feed(self, token_ids: Sequence[int]) -> str:
         """Returns the characters these tokens completed."""
-        self._window.extend(token_ids)
-        text = self._decode(self._window)
-        waiting = _num_waiting(text)
-        if waiting and len(self._window) > MAX_WINDOW:
-            waiting = min(waiting, MAX_INCOMPLETE)
-        end = max(len(text) - waiting, self._released)
-        delta = text[self._released : end]
-        self._released = end
-        self._move_window(waiting)
+        window = [*self._window, *token_ids]
+        text = self._decode(window)
+        if len(token_ids) > 1 and REPLACEMENT in text[self._released :]:
+            return "".join(self.feed((token_id,)) for token_id in token_ids)
+        self._window = window
+        return self._release(text)
+
+    def _release(self, text: str) -> str:
+        """`text` is the window's."""
+        waiting = len(text) - len(text.rstrip(REPLACEMENT))
+        is_noise = waiting > MAX_INCOMPLETE and len(self._window) > MAX_WINDOW
+        waiting = MAX_INCOMPLETE if is_noise else waiting
+        start, self._released = self._released, max(len(text) - waiting, self._released)
+        delta = text[start : self._released]
+        if waiting == 0:
+            self._start_window_at(self._border, waiting)
+        elif is_noise:
+            self._start_window_at(len(self._window) - MAX_WINDOW // 2, waiting)
         return delta
 
     def finish(self) -> str:
         """Returns what still waits: bytes that never became a character, as replacement characters."""
         return self._decode(self._window)[self._released :]
-
-    def _move_window(self, waiting: int) -> None:
-        if waiting == 0:
-            self._start_window_at(self._border, waiting)
-        elif len(self._window) > MAX_WINDOW:
-            self._start_window_at(len(self._window) - MAX_WINDOW // 2, waiting)
 
     def _start_window_at(self, index: int, waiting: int) -> None:
         del self._window[:index]
@@ -71,10 +74,6 @@ class TextStream:
 
     def _decode(self, ids: Sequence[int]) -> str:
         return self._decoder.decode(ids, skip_special_tokens=self._skip) if ids else ""
-
-
-def _num_waiting(text: str) -> int:
-    return len(text) - len(text.rstrip(REPLACEMENT))
 
 
 class StopMatcher:

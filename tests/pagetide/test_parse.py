@@ -1,0 +1,259 @@
+"""A request is read exactly, or refused with the field, the value and the limit."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from pagetide.parse import RETURNED, Limits, ParsedRequest, fit, parse_request
+from pagetide.parse_values import InvalidArgumentError
+from pagetide.request import SamplingParams
+
+REPEATABLE = settings(derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+LIMITS = Limits(max_prompt_bytes=1000, max_model_len=100, vocab_size=500)
+
+
+def text(value: str | bytes) -> np.ndarray[Any, Any]:
+    return np.array([value.encode() if isinstance(value, str) else value], dtype=np.object_)
+
+
+def flag(value: bool) -> np.ndarray[Any, Any]:
+    return np.array([value], dtype=np.bool_)
+
+
+def parse(parameters: dict[str, Any] | str | None = None, **tensors: np.ndarray[Any, Any]) -> ParsedRequest:
+    given = parameters if isinstance(parameters, str) else json.dumps(parameters or {})
+    return parse_request({"text_input": text("Hello")} | tensors, given, LIMITS)
+
+
+def sampling(values: dict[str, Any] | str | bytes) -> SamplingParams:
+    return parse(sampling_parameters=text(json.dumps(values) if isinstance(values, dict) else values)).params
+
+
+def refusal(values: dict[str, Any] | str | bytes) -> str:
+    with pytest.raises(InvalidArgumentError) as caught:
+        sampling(values)
+    return str(caught.value)
+
+
+def test_without_parameters_vllms_defaults_hold() -> None:
+    assert parse().params == SamplingParams(max_tokens=16, temperature=1.0, top_p=1.0)
+
+
+EVERYTHING = {
+    "max_tokens": 8,
+    "min_tokens": 2,
+    "temperature": 0.5,
+    "top_k": 40,
+    "top_p": 0.9,
+    "min_p": 0.1,
+    "seed": -(2**63),
+    "stop": ["\n", "END"],
+    "stop_token_ids": [1, 499],
+    "include_stop_str_in_output": True,
+    "ignore_eos": True,
+    "logprobs": 3,
+    "skip_special_tokens": False,
+}
+EXPECTED = SamplingParams(**(EVERYTHING | {"stop": ("\n", "END"), "stop_token_ids": (1, 499)}))  # type: ignore[arg-type]
+
+
+def test_every_parameter_arrives_by_the_tensor() -> None:
+    assert sampling(EVERYTHING) == EXPECTED
+
+
+def test_every_parameter_arrives_as_a_string_too() -> None:
+    as_strings = {
+        name: value if isinstance(value, list) else str(value).lower() for name, value in EVERYTHING.items()
+    }
+    assert sampling(as_strings) == EXPECTED
+
+
+def test_every_scalar_parameter_arrives_by_the_requests_parameters() -> None:
+    scalars = {name: value for name, value in EVERYTHING.items() if not isinstance(value, list)}
+    assert parse(scalars | {"stop": "END"}).params == sampling(scalars | {"stop": "END"})
+
+
+def test_the_tensor_wins_over_the_requests_parameters() -> None:
+    parsed = parse({"max_tokens": 99, "no_such": 1}, sampling_parameters=text('{"max_tokens": 3}'))
+    assert parsed.params.max_tokens == 3
+
+
+def test_sampling_parameters_may_be_a_string_among_the_requests_parameters() -> None:
+    assert parse({"sampling_parameters": '{"max_tokens": 3}'}).params.max_tokens == 3
+
+
+def test_tritons_own_parameters_are_not_sampling_parameters() -> None:
+    own = {"sequence_id": 3, "sequence_start": True, "priority": 1, "timeout": 5}
+    assert parse(own | {"triton_enable_empty_final_response": True}).params == SamplingParams()
+
+
+def test_null_stands_for_the_default() -> None:
+    assert sampling({"max_tokens": None, "seed": None, "guided_decoding": None}) == SamplingParams()
+
+
+def test_what_asks_for_nothing_is_accepted() -> None:
+    neutral = {"n": 1, "best_of": "1", "presence_penalty": 0.0, "repetition_penalty": 1, "bad_words": [""]}
+    assert sampling(neutral | {"use_beam_search": False, "detokenize": "true"}) == SamplingParams()
+
+
+REFUSED = [
+    ({"max_tokens": 0}, "max_tokens is 0; it must be a whole number of at least 1"),
+    ({"max_tokens": -4}, "max_tokens is -4; it must be a whole number of at least 1"),
+    ({"max_tokens": True}, "max_tokens is true; it must be a whole number of at least 1"),
+    ({"max_tokens": 1.5}, "max_tokens is 1.5; it must be a whole number of at least 1"),
+    ({"max_tokens": "ten"}, "max_tokens is 'ten'; it must be a whole number of at least 1"),
+    ({"max_tokens": [1]}, "max_tokens is [1]; it must be a whole number of at least 1"),
+    ({"min_tokens": 9, "max_tokens": 8}, "min_tokens is 9; it must be at most max_tokens, 8"),
+    ({"temperature": -0.1}, "temperature is -0.1; it must be a finite number of at least 0"),
+    ({"temperature": "nan"}, "temperature is 'nan'; it must be a finite number of at least 0"),
+    ({"temperature": False}, "temperature is false; it must be a finite number of at least 0"),
+    ('{"temperature": NaN}', "temperature is nan; it must be a finite number of at least 0"),
+    ('{"temperature": 1e999}', "temperature is inf; it must be a finite number of at least 0"),
+    ('{"temperature": -Infinity}', "temperature is -inf; it must be a finite number of at least 0"),
+    ({"temperature": 10**400}, "it must be a finite number of at least 0"),
+    ({"top_p": 0}, "top_p is 0; it must be a number above 0, at most 1"),
+    ({"top_p": 1.01}, "top_p is 1.01; it must be a number above 0, at most 1"),
+    ({"top_k": -2}, "top_k is -2; it must be a whole number of at least -1"),
+    ({"min_p": 1.5}, "min_p is 1.5; it must be a number from 0 to 1"),
+    ({"seed": 2**63}, f"seed is {2**63}; it must be a whole number, {-(2**63)} to {2**63 - 1}"),
+    ({"logprobs": 21}, "logprobs is 21; it must be a whole number, 0 to 20"),
+    ({"stop": ""}, "stop is ''; it must be a string or a list of strings, none of them empty"),
+    ({"stop": ["a", 3]}, "stop is ['a', 3]; it must be a string or a list of strings"),
+    ({"stop": ["x"] * 65}, "stop has 65 strings; at most 64 are served"),
+    ({"stop": "x" * 1025}, "stop has a string of 1025 characters; at most 1024 are served"),
+    ({"stop_token_ids": 3}, "stop_token_ids is 3; it must be a list of token ids"),
+    ({"stop_token_ids": [1, 500]}, "stop_token_ids[1] is 500; it must be a whole number, 0 to 499"),
+    ({"ignore_eos": 1}, "ignore_eos is 1; it must be true or false"),
+    ({"n": 2}, "n is 2; only 1 is served"),
+    ({"n": True}, "n is true; only 1 is served"),
+    ({"presence_penalty": 0.5}, "presence_penalty is 0.5; only 0 is served"),
+    ({"guided_decoding": {"choice": ["a"]}}, "it is not served yet, leave it out"),
+    ({"temprature": 1}, "unknown sampling parameter 'temprature'; did you mean 'temperature'?"),
+    ({"zzz": 1}, "unknown sampling parameter 'zzz'; known: ignore_eos, include_stop_str_in_output"),
+    ("[1]", "sampling_parameters is [1]; it must be a JSON object"),
+    ("", "sampling_parameters is not JSON: Expecting value at line 1, column 1"),
+    ('{"top_k": 3,}', "sampling_parameters is not JSON: "),
+    ('{\n"top_k" 3}', "Expecting ':' delimiter at line 2, column 9"),
+    (b'{"stop": "\xff"}', "sampling_parameters is not UTF-8: byte 0xff at position 10"),
+    ("[" * 200_000, "sampling_parameters is JSON that can't be read"),
+    ('{"seed": ' + "1" * 5000 + "}", "sampling_parameters is JSON that can't be read"),
+    (" " * (2**20 + 1), f"sampling_parameters has {2**20 + 1} bytes; at most {2**20} are served"),
+]
+
+
+@pytest.mark.parametrize(("values", "message"), REFUSED, ids=[message[:40] for _, message in REFUSED])
+def test_what_is_wrong_is_refused_by_name_value_and_limit(
+    values: dict[str, Any] | str | bytes, message: str
+) -> None:
+    assert message in refusal(values)
+
+
+def test_a_message_stays_short_and_printable() -> None:
+    message = refusal({"max_tokens": "\ud800\x00" * 10_000})
+    assert len(message) < 250
+    assert message.isprintable()
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda children: st.lists(children, max_size=3) | st.dictionaries(st.text(), children, max_size=3),
+    max_leaves=5,
+)
+
+
+@REPEATABLE
+@given(values=st.dictionaries(st.sampled_from([*EVERYTHING, "n", "logit_bias", "bad_words", "x"]), JSON))
+def test_any_values_are_taken_or_refused_and_what_is_taken_is_sound(values: dict[str, Any]) -> None:
+    try:
+        params = sampling(values)
+    except InvalidArgumentError:
+        return
+    assert 0 <= params.min_tokens <= params.max_tokens
+    assert math.isfinite(params.temperature)
+    assert params.temperature >= 0
+    assert 0 < params.top_p <= 1
+    assert type(params.max_tokens) is int
+    assert all(type(each) is str and each for each in params.stop)
+
+
+@REPEATABLE
+@given(data=st.binary(max_size=60))
+def test_any_bytes_as_sampling_parameters_are_taken_or_refused(data: bytes) -> None:
+    try:
+        params = sampling(data)
+    except InvalidArgumentError:
+        return
+    assert isinstance(params, SamplingParams)
+
+
+def prompt_refusal(data: bytes) -> str:
+    with pytest.raises(InvalidArgumentError) as caught:
+        parse(text_input=text(data))
+    return str(caught.value)
+
+
+def test_a_bad_prompt_is_refused() -> None:
+    assert prompt_refusal(b"") == "text_input is empty; it must hold at least 1 byte"
+    assert prompt_refusal(b"x" * 1001) == "text_input has 1001 bytes; it must have at most 1000"
+    assert prompt_refusal(b"ab\xc3(") == "text_input is not UTF-8: byte 0xc3 at position 2"
+    with pytest.raises(InvalidArgumentError, match="text_input has 2 elements; it must have 1"):
+        parse(text_input=np.array([b"a", b"b"], dtype=np.object_))
+    with pytest.raises(InvalidArgumentError, match="text_input is missing"):
+        parse_request({}, "{}", LIMITS)
+
+
+def test_not_streamed_the_prompt_comes_first_unless_excluded() -> None:
+    assert parse().echo == "Hello"
+    assert parse(exclude_input_in_output=flag(False)).echo == "Hello"
+    assert parse(exclude_input_in_output=flag(True)).echo == ""
+    assert parse(stream=flag(True)).echo == ""
+    assert parse(stream=flag(True), exclude_input_in_output=flag(True)).echo == ""
+
+
+def test_a_stream_with_the_prompt_in_it_is_refused() -> None:
+    with pytest.raises(InvalidArgumentError, match="exclude_input_in_output is false; with stream"):
+        parse(stream=flag(True), exclude_input_in_output=flag(False))
+
+
+def test_options_may_come_as_parameters() -> None:
+    parsed = parse({"stream": "true", "return_finish_reason": True, "max_tokens": 2})
+    assert parsed.stream
+    assert parsed.returned == {"finish_reason"}
+    assert parsed.params.max_tokens == 2
+    with pytest.raises(InvalidArgumentError, match="stream is 3; it must be true or false"):
+        parse({"stream": 3})
+
+
+def test_every_output_can_be_asked_for() -> None:
+    for name in RETURNED:
+        assert parse(**{f"return_{name}": flag(True)}).returned == {name}
+        assert parse(**{f"return_{name}": flag(False)}).returned == frozenset()
+
+
+def test_a_cumulative_logprob_needs_the_tokens_logprobs() -> None:
+    assert parse(return_cumulative_logprob=flag(True)).params.logprobs == 0
+    assert parse({"logprobs": 4}, return_cumulative_logprob=flag(True)).params.logprobs == 4
+
+
+def test_max_tokens_is_cut_to_what_the_model_has_left() -> None:
+    assert fit(range(90), SamplingParams(max_tokens=16), LIMITS).max_tokens == 10
+    assert fit(range(10), SamplingParams(max_tokens=16), LIMITS).max_tokens == 16
+    assert fit(range(99), SamplingParams(max_tokens=16), LIMITS).max_tokens == 1
+
+
+def test_a_prompt_that_leaves_no_room_is_refused() -> None:
+    with pytest.raises(InvalidArgumentError, match="text_input has 100 tokens; it must have at most 99"):
+        fit(range(100), SamplingParams(), LIMITS)
+    with pytest.raises(InvalidArgumentError, match="text_input has no tokens"):
+        fit((), SamplingParams(), LIMITS)
+    with pytest.raises(
+        InvalidArgumentError, match="min_tokens is 11; after a prompt of 90 tokens at most 10"
+    ):
+        fit(range(90), SamplingParams(min_tokens=11, max_tokens=12), LIMITS)
