@@ -36,7 +36,9 @@ class Tokenizer:
 
         A model without BOS gets none.
         """
-        ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        # A batch of one, because unlike `encode` it lets other threads run: a long prompt takes seconds.
+        (encoding,) = self._backend.encode_batch([text], add_special_tokens=add_special_tokens)
+        ids: list[int] = encoding.ids
         return ids
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = False) -> str:
