@@ -1,0 +1,65 @@
+"""What a caller may set: sampling parameters, timeouts, the server's address."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypedDict
+
+from pagetide_client.errors import Timeout
+
+DEFAULT_URL = "127.0.0.1:8001"
+DEFAULT_PORT = 8001
+DEFAULT_MODEL = "smollm2"
+
+Message = Mapping[str, Any]
+"""One chat message, `{"role": "user", "content": "..."}`."""
+
+Prompt = str | Sequence[Message]
+"""Text to complete, or chat messages that the server renders with the model's chat template."""
+
+
+class Sampling(TypedDict, total=False):
+    """Sampling parameters; what is left out takes the server's default. Names and meanings are vLLM's."""
+
+    max_tokens: int
+    min_tokens: int
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    seed: int | None
+    stop: str | Sequence[str]
+    stop_token_ids: Sequence[int]
+    include_stop_str_in_output: bool
+    ignore_eos: bool
+    logprobs: int | None
+    skip_special_tokens: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Timeouts:
+    """Seconds a caller is ready to wait; None waits for ever.
+
+    `connect_s` bounds reaching the server, `first_token_s` the time from sending a request to its first
+    response, `total_s` the whole request. A request that runs out of time is cancelled on the server.
+    """
+
+    connect_s: float = 5.0
+    first_token_s: float | None = None
+    total_s: float | None = None
+
+    def first_token_passed(self) -> Timeout:
+        return Timeout(f"no token within first_token_s = {self.first_token_s:g} s")
+
+    def total_passed(self) -> Timeout:
+        return Timeout(f"not finished within total_s = {self.total_s:g} s")
+
+
+def address(url: str) -> str:
+    """`host`, `host:port` and `grpc://host:port` as the `host:port` gRPC takes."""
+    host = url.removeprefix("grpc://").rstrip("/")
+    if "://" in host or not host:
+        raise ValueError(f"url is {url!r}; give host:port of the server's gRPC port, such as {DEFAULT_URL!r}")
+    bare = host.rpartition("]")[2] if host.startswith("[") else host
+    return host if ":" in bare else f"{host}:{DEFAULT_PORT}"
