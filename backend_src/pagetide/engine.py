@@ -44,8 +44,8 @@ class _Wake:
 class Engine:
     """Continuous batching over one scheduler and one runner.
 
-    `on_step` is called on the engine thread after each step, with plain numbers; like the requests'
-    sinks it must return at once and never raise.
+    `on_step` is called on the engine thread after each step, and with 0 tokens whenever it falls idle, with
+    plain numbers; like the requests' sinks it must return at once and never raise.
     """
 
     def __init__(
@@ -133,6 +133,7 @@ class Engine:
         """Take every message that is there; with nothing to compute, sleep until one comes."""
         if self._scheduler.is_idle:
             self._scheduler.check()
+            self._report(num_tokens=0, step_s=0.0)
             self._handle(self._inbox.get())
         while True:
             try:
@@ -155,7 +156,7 @@ class Engine:
         started_s = self._busy_since_s = time.monotonic()
         self._deliver(self._compute(plan))
         self._busy_since_s = None
-        self._report(plan, time.monotonic() - started_s)
+        self._report(plan.num_tokens, time.monotonic() - started_s)
 
     def _compute(self, plan: StepPlan) -> list[Delivery]:
         """An exception in the model step ends that step's requests; the others never notice."""
@@ -171,7 +172,7 @@ class Engine:
         for request, output in deliveries:
             request.sink(output)
 
-    def _report(self, plan: StepPlan, step_s: float) -> None:
+    def _report(self, num_tokens: int, step_s: float) -> None:
         scheduler, pool, tally = self._scheduler, self._scheduler.pool, self._scheduler.take_tally()
         self._on_step(
             StepStats(
@@ -181,7 +182,7 @@ class Engine:
                 blocks_used=pool.num_held,
                 blocks_cached=pool.num_cached,
                 blocks_free=pool.num_free - pool.num_cached,
-                num_tokens=plan.num_tokens,
+                num_tokens=num_tokens,
                 num_prompt_tokens=tally.num_prompt_tokens,
                 num_generated=tally.num_generated,
                 prefix_queries=tally.prefix_queries,

@@ -38,6 +38,7 @@ class Metrics:
         self._period_s = period_s
         self._inbox: deque[Message] = deque(maxlen=_MAX_MESSAGES)
         self._stopping = threading.Event()
+        self._problem = ""
         self._thread = threading.Thread(target=self._run, name="pagetide-metrics", daemon=True)
 
     def start(self) -> None:
@@ -60,7 +61,8 @@ class Metrics:
 
     def _run(self) -> None:
         try:
-            families = Families(self._make_registry())
+            registry = self._make_registry()
+            families = Families(registry)
         except Exception:
             log.exception("no metrics are shown")
             self._inbox = deque(maxlen=0)
@@ -68,11 +70,18 @@ class Metrics:
         while not self._stopping.wait(self._period_s):
             self._publish(families)
         self._publish(families)
+        del families  # before the registry: Triton's families must outlive their metrics
 
     def _publish(self, families: Families) -> None:
         try:
             for _ in range(len(self._inbox)):
                 self._inbox.popleft()(families)
             families.publish()
-        except Exception:
-            log.exception("metrics were not published")
+        except Exception as error:
+            self._complain(f"metrics were not published: {error}")
+
+    def _complain(self, problem: str) -> None:
+        """Once per problem: it would come again every period."""
+        if problem != self._problem:
+            self._problem = problem
+            log.error(problem, exc_info=True)
