@@ -23,10 +23,6 @@ class ModelState:
     def ready(self) -> bool:
         return self.state == "READY"
 
-    @property
-    def failed(self) -> bool:
-        return self.state == "UNAVAILABLE" and self.reason not in ("", "unloaded")
-
 
 def answers(base_url: str, path: str, timeout_s: float = 2.0) -> bool:
     """Whether the server answers 200 there."""

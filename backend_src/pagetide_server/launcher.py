@@ -12,13 +12,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import TracebackType
+from typing import BinaryIO
 
 from pagetide_server import api, layout, processes
 from pagetide_server.errors import ServerError
-from pagetide_server.logs import reasons, tail
+from pagetide_server.logs import LoadFailure, LoadFailures, LogFollower, reasons, tail
 from pagetide_server.ports import Ports, free_ports
 
-_KILL_MARGIN_S = 15.0
+KILL_MARGIN_S = 15.0
 """Past `exit_timeout_s` the server only has `finalize` left to run."""
 
 
@@ -46,6 +47,8 @@ class Server:
         self.log_path = self.log_path or _default_log(self.ports)
         self._shared_memory = processes.shared_memory_prefix()
         self._process: subprocess.Popen[bytes] | None = None
+        self._follower = LogFollower(self.log_path)
+        self._failures = LoadFailures()
 
     @property
     def http_port(self) -> int:
@@ -86,8 +89,7 @@ class Server:
             raise ServerError(f"model repository {self.repository} is not a directory")
         self._ports.check_free(self.host)
         laid_out = layout.prepare()
-        self.log.parent.mkdir(parents=True, exist_ok=True)
-        with self.log.open("wb") as log:
+        with self._fresh_log() as log:
             self._process = subprocess.Popen(
                 self._command(laid_out),
                 env=environment(laid_out, self.device, self.env),
@@ -107,10 +109,10 @@ class Server:
         """
         deadline = time.monotonic() + timeout_s
         while not self.is_ready(model, version):
-            self._check_alive()
+            self.check_alive()
             failed = self.failures(model, version)
             if failed:
-                raise ServerError("; ".join(f"{f.name} version {f.version}: {f.reason}" for f in failed))
+                raise ServerError("; ".join(map(str, failed)))
             if time.monotonic() > deadline:
                 raise ServerError(
                     f"{model or 'the server'} is not ready after {timeout_s:g} s; log: {self.log}"
@@ -124,6 +126,17 @@ class Server:
         path = f"/v2/models/{model}" + (f"/versions/{version}" if version else "")
         return api.answers(self.url, f"{path}/ready")
 
+    def is_live(self) -> bool:
+        """Whether the endpoints are open; they open once every model has loaded or failed to."""
+        return api.answers(self.url, "/v2/health/live")
+
+    def check_alive(self) -> None:
+        """Raises ServerError with the reason when the process has ended."""
+        code = self.returncode
+        if code is not None:
+            why = "; ".join(reasons(self.log)) or tail(self.log)
+            raise ServerError(f"tritonserver ended with code {code}: {why} (log: {self.log})")
+
     def index(self) -> list[api.ModelState]:
         """Every model version the server knows; none while it does not answer yet."""
         try:
@@ -131,12 +144,14 @@ class Server:
         except OSError:
             return []
 
-    def failures(self, model: str | None = None, version: str | None = None) -> list[api.ModelState]:
-        """The versions that failed to load, each with its reason."""
+    def failures(self, model: str | None = None, version: str | None = None) -> list[LoadFailure]:
+        """What failed to load and has not loaded since, each with its reason."""
+        for line in self._follower.lines():
+            self._failures.read(line)
         return [
             each
-            for each in self.index()
-            if each.failed and model in (None, each.name) and version in (None, each.version)
+            for each in self._failures
+            if model in (None, each.name) and (version is None or each.version in ("", version))
         ]
 
     def stubs(self, model: str | None = None) -> list[processes.Stub]:
@@ -152,7 +167,7 @@ class Server:
             return 0
         self.terminate()
         try:
-            self._process.wait(self.exit_timeout_s + _KILL_MARGIN_S)
+            self._process.wait(self.exit_timeout_s + KILL_MARGIN_S)
         except subprocess.TimeoutExpired:
             return self.kill()
         self._clean()
@@ -183,11 +198,12 @@ class Server:
         assert self.ports is not None
         return self.ports
 
-    def _check_alive(self) -> None:
-        code = self.returncode
-        if code is not None:
-            why = "; ".join(reasons(self.log)) or tail(self.log)
-            raise ServerError(f"tritonserver ended with code {code}: {why} (log: {self.log})")
+    def _fresh_log(self) -> BinaryIO:
+        """The log of the run before, which may tell of a crash, is kept as `*.previous`."""
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        if self.log.exists():
+            self.log.rename(self.log.with_name(f"{self.log.name}.previous"))
+        return self.log.open("wb")
 
     def _clean(self) -> None:
         """The group outlives a server that crashed: its stubs still hold the shared memory."""

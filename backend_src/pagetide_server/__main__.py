@@ -1,0 +1,14 @@
+"""`python -m pagetide_server`: `serve` and `add` without the client's command line."""
+
+from __future__ import annotations
+
+import typer
+
+from pagetide_server.commands import add, serve
+
+app = typer.Typer(no_args_is_help=True, add_completion=False)
+app.command()(serve)
+app.command()(add)
+
+if __name__ == "__main__":
+    app()
