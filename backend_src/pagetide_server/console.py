@@ -28,6 +28,7 @@ class Console:
         self._started = time.monotonic()
         self._ticks = 0
         self._told: set[str] = set()
+        self._announced = False
 
     def say(self, text: str) -> None:
         self._clear()
@@ -89,7 +90,9 @@ class Console:
             return
         self.say(f"Ready in {self.elapsed_s:.1f} s: {', '.join(served)}")
         name = next(state.name for state in states if state.ready)
-        self._tell_once(self.say, f"\n{next_steps(server, name)}\n")
+        if not self._announced:
+            self.say(f"\n{next_steps(server, name)}\n")
+        self._announced = True
 
     def _clear(self) -> None:
         if self._moving:
