@@ -1,0 +1,72 @@
+"""Drives a decoder over a paged KV cache as the runner does, with the blocks of the pool shuffled."""
+
+from __future__ import annotations
+
+import torch
+
+from pagetide.layers import AttentionBatch
+from pagetide.model import Decoder
+
+BLOCK = 16
+
+
+class PagedRun:
+    """Up to `num_sequences` sequences of up to `max_len` tokens, sharing one pool of blocks full of NaN."""
+
+    def __init__(self, decoder: Decoder, num_sequences: int, max_len: int, seed: int = 0) -> None:
+        self.decoder = decoder
+        config = decoder.config
+        blocks_each = -(-max_len // BLOCK)
+        num_blocks = num_sequences * blocks_each + 1
+        order = torch.randperm(num_blocks, generator=torch.Generator().manual_seed(seed))[:-1]
+        self.tables = order.to(torch.int32).view(num_sequences, blocks_each)
+        self.lens = [0] * num_sequences
+        shape = (num_blocks, 2, config.num_kv_heads, BLOCK, config.head_dim)
+        self.kv_caches = [torch.full(shape, torch.nan, dtype=decoder.dtype) for _ in range(config.num_layers)]
+
+    def step(self, new: dict[int, list[int]], every_row: bool = False) -> torch.Tensor:
+        """Computes each sequence's new tokens; the logits after the last of each, or after every one."""
+        positions, slots, starts = [], [], [0]
+        for i, tokens in new.items():
+            at = torch.arange(self.lens[i], self.lens[i] + len(tokens))
+            positions.append(at)
+            slots.append(self.tables[i, at // BLOCK].long() * BLOCK + at % BLOCK)
+            starts.append(starts[-1] + len(tokens))
+            self.lens[i] += len(tokens)
+        batch = AttentionBatch(
+            block_table=self.tables[list(new)],
+            query_starts=torch.tensor(starts, dtype=torch.int32),
+            kv_lens=torch.tensor([self.lens[i] for i in new], dtype=torch.int32),
+            slots=torch.cat(slots),
+            max_query_len=max(map(len, new.values())),
+        )
+        token_ids = torch.tensor([token for tokens in new.values() for token in tokens])
+        rows = torch.arange(starts[-1]) if every_row else torch.tensor(starts[1:]) - 1
+        return self.decoder.forward(token_ids, torch.cat(positions), self.kv_caches, batch, rows)
+
+
+def logits_of(decoder: Decoder, tokens: list[int]) -> torch.Tensor:
+    """The logits [len(tokens), V] of one sequence, computed in one step."""
+    return PagedRun(decoder, 1, len(tokens)).step({0: tokens}, every_row=True)
+
+
+def greedy(decoder: Decoder, prompts: list[list[int]], num_tokens: int) -> list[list[int]]:
+    """`num_tokens` most likely tokens after each prompt, all sequences in one batch."""
+    run = PagedRun(decoder, len(prompts), max(map(len, prompts)) + num_tokens)
+    chosen = run.step(dict(enumerate(prompts))).argmax(-1).tolist()
+    outputs = [[token] for token in chosen]
+    for _ in range(num_tokens - 1):
+        chosen = run.step({i: [token] for i, token in enumerate(chosen)}).argmax(-1).tolist()
+        for output, token in zip(outputs, chosen, strict=True):
+            output.append(token)
+    return outputs
+
+
+def random_tokens(count: int, vocab_size: int, seed: int = 0) -> list[int]:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(0, vocab_size, (count,), generator=generator).tolist()
+
+
+def relative_error(got: torch.Tensor, want: torch.Tensor) -> float:
+    """The largest difference over the largest value."""
+    return float((got - want).abs().max() / want.abs().max())
