@@ -181,23 +181,40 @@ def _qwen3(config: Config) -> dict[str, Any]:
     return {"qkv_bias": bias, "attn_out_bias": bias, "qk_norm": True, "windows": _optional_windows(config)}
 
 
+def _gemma2(config: Config) -> dict[str, Any]:
+    return _gemma(config, 2) | {
+        "attention_soft_cap": float(config.get("attn_logit_softcapping", 50.0) or 0.0),
+        "logit_soft_cap": float(config.get("final_logit_softcapping", 30.0) or 0.0),
+    }
+
+
 def _gemma3(config: Config) -> dict[str, Any]:
-    windows = _alternating_windows(config)
+    traits = _gemma(config, int(config.get("sliding_window_pattern", 6)))
+    return traits | {
+        "logit_soft_cap": float(config.get("final_logit_softcapping") or 0.0),
+        "qk_norm": True,
+        "ropes": _global_and_local_ropes(config, traits["head_dim"]),
+        "layer_ropes": tuple(int(window > 0) for window in traits["windows"]),
+    }
+
+
+def _gemma(config: Config, period: int) -> dict[str, Any]:
+    """What the Gemmas share; every `period`-th layer sees everything, the others a window."""
     head_dim = int(config.get("head_dim", 256))
+    kinds = config.get("layer_types") or [
+        "full_attention" if (i + 1) % period == 0 else "sliding_attention"
+        for i in range(int(config["num_hidden_layers"]))
+    ]
     return {
-        "activation": _activation(config.get("hidden_activation", "gelu_pytorch_tanh")),
+        "activation": _activation(config.get("hidden_activation") or "gelu_pytorch_tanh"),
         "norms": SANDWICH_NORM,
         "norm_offset": 1.0,
-        "qk_norm": True,
         "tied_head": bool(config.get("tie_word_embeddings", True)),
         "embedding_scale": float(config["hidden_size"]) ** 0.5,
         "attention_scale": float(config.get("query_pre_attn_scalar", 256)) ** -0.5,
-        "attention_soft_cap": float(config.get("attn_logit_softcapping") or 0.0),
-        "logit_soft_cap": float(config.get("final_logit_softcapping") or 0.0),
         "head_dim": head_dim,
-        "windows": windows,
-        "ropes": _global_and_local_ropes(config, head_dim),
-        "layer_ropes": tuple(int(window > 0) for window in windows),
+        "ropes": (read_rope(config, config, head_dim),),
+        "windows": _windows(kinds, int(config.get("sliding_window") or 4096)),
     }
 
 
@@ -209,16 +226,6 @@ def _global_and_local_ropes(config: Config, head_dim: int) -> tuple[Rope, Rope]:
         read_rope({"rope_parameters": by_layer_type.get("full_attention"), **everywhere}, config, head_dim),
         read_rope({"rope_parameters": by_layer_type.get("sliding_attention"), **local}, config, head_dim),
     )
-
-
-def _alternating_windows(config: Config) -> tuple[int, ...]:
-    """Every n-th layer sees everything; the others see `sliding_window` tokens."""
-    period = int(config.get("sliding_window_pattern", 6))
-    kinds = config.get("layer_types") or [
-        "full_attention" if (i + 1) % period == 0 else "sliding_attention"
-        for i in range(int(config["num_hidden_layers"]))
-    ]
-    return _windows(kinds, int(config.get("sliding_window") or 4096))
 
 
 def _optional_windows(config: Config) -> tuple[int, ...]:
@@ -240,6 +247,7 @@ ARCHITECTURES: dict[str, Callable[[Config], dict[str, Any]]] = {
     "MistralForCausalLM": _mistral,
     "Qwen2ForCausalLM": _qwen2,
     "Qwen3ForCausalLM": _qwen3,
+    "Gemma2ForCausalLM": _gemma2,
     "Gemma3ForCausalLM": _gemma3,
 }
 """What each architecture has beyond or instead of `_common`, by the name `config.json` gives it."""

@@ -120,7 +120,7 @@ def test_every_family_gives_transformers_logits(tmp_path: Path, name: str) -> No
     assert_like_transformers(make_checkpoint(tmp_path, family, **config))
 
 
-GEMMA3: dict[str, Any] = {
+GEMMA: dict[str, Any] = {
     "num_hidden_layers": 7,
     "head_dim": 32,
     "sliding_window": 24,
@@ -129,9 +129,14 @@ GEMMA3: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("soft_caps", [{}, {"attn_logit_softcapping": 5.0, "final_logit_softcapping": 3.0}])
-def test_gemma3_gives_transformers_logits(tmp_path: Path, soft_caps: dict[str, float]) -> None:
-    assert_like_transformers(make_checkpoint(tmp_path, "Gemma3", **GEMMA3, **soft_caps))
+@pytest.mark.parametrize("caps", [{}, {"attn_logit_softcapping": 5.0, "final_logit_softcapping": 3.0}])
+def test_gemma2_gives_transformers_logits(tmp_path: Path, caps: dict[str, float]) -> None:
+    assert_like_transformers(make_checkpoint(tmp_path, "Gemma2", **GEMMA, **caps))
+
+
+@pytest.mark.parametrize("caps", [{}, {"final_logit_softcapping": 3.0}])
+def test_gemma3_gives_transformers_logits(tmp_path: Path, caps: dict[str, float]) -> None:
+    assert_like_transformers(make_checkpoint(tmp_path, "Gemma3", **GEMMA, **caps))
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 16, 33])
