@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import TextIO
 
 LOG = Path(sys.prefix) / "pip.log"
-_PACKAGE = re.compile(r"^(?:Collecting|Requirement already satisfied:) ([\w.-]+)")
+_LINE = re.compile(r"^(?:Collecting|Processing|Requirement already satisfied:) (\S+).*\(line (\d+)\)")
+_SKIPPED = re.compile(r"^Ignoring ([\w.-]+): markers")
 _DOWNLOAD = re.compile(r"^\s*(?:Downloading|Using cached) ([\w.]+?)-\d\S* \(([^)]*)\)")
 _BUILD = re.compile(r"^\s*Building wheel for ([\w.-]+)")
 _REMEDIES = (
@@ -34,7 +35,8 @@ class Progress:
     def __init__(self, what: str, total: int, out: TextIO) -> None:
         self.what, self.total, self.out = what, total, out
         self.started = time.monotonic()
-        self.seen: set[str] = set()
+        self.lines: set[str] = set()
+        self.skipped = 0
         self.now = "starting"
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._tick, daemon=True)
@@ -51,9 +53,11 @@ class Progress:
 
     def read(self, line: str) -> None:
         """Follows one line of pip's output."""
-        if match := _PACKAGE.match(line):
-            self.seen.add(match[1].lower())
-            self.now = f"looking for {match[1]}"
+        if match := _LINE.match(line):
+            self.lines.add(match[2])
+            self.now = f"looking for {Path(match[1]).name}"
+        elif _SKIPPED.match(line):
+            self.skipped += 1
         elif match := _DOWNLOAD.match(line):
             self.now = f"fetching {match[1]} ({match[2]})"
         elif match := _BUILD.match(line):
@@ -62,7 +66,8 @@ class Progress:
             self.now = "unpacking all of them (the longest part)"
 
     def line(self) -> str:
-        count = f"{min(len(self.seen), self.total)} of {self.total}" if self.total else ""
+        total = self.total - self.skipped
+        count = f"{min(len(self.lines), total)} of {total}"
         return f"  {self.what}: {count}, {self.now}, {time.monotonic() - self.started:.0f} s"
 
     def _tick(self) -> None:
