@@ -80,7 +80,8 @@ def channel_options(url: str) -> tuple[tuple[str, int], ...]:
 
 def unreachable(url: str, error: grpc.RpcError) -> ServerUnavailable:
     details = error.details() or error.code().name
-    return ServerUnavailable(f"no server answers at {url} ({details.rpartition(': ')[2]})")
+    reason = details.rpartition(": ")[2]
+    return ServerUnavailable(f"no server answers at {url} ({reason}); start one with `pagetide serve`")
 
 
 def model_versions(index: Any) -> list[ModelVersion]:
