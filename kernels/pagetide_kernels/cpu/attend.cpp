@@ -133,7 +133,18 @@ class Worker {
     const Range seen = overlap({start, start + kPartitionTokens}, all);
     const int first_tile = seen.begin / kTileTokens * kTileTokens;
     for (int tile_start = first_tile; tile_start < seen.end; tile_start += kTileTokens) {
+      const int next = tile_start + kTileTokens;
+      if (next < all.end) prefetch(clipped_tile(next, all));
       attend_tile(clipped_tile(tile_start, seen));
+    }
+  }
+
+  // Blocks are scattered and short, so the hardware does not see the next one coming.
+  void prefetch(const Tile& tile) const {
+    const int64_t bytes = int64_t{kBlockTokens} * call_.head_size * int64_t{sizeof(Element)};
+    for (int i = 0; i < 2 * tile.blocks; ++i) {
+      const auto* start = reinterpret_cast<const char*>(block(tile.base + i / 2 * kBlockTokens, i % 2));
+      for (int64_t line = 0; line < bytes; line += 64) __builtin_prefetch(start + line, 0, 2);
     }
   }
 

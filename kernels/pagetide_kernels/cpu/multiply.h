@@ -25,23 +25,27 @@ struct Product {
   const float* factors;  // one for each row of c; null: c starts from zero
 };
 
+// The compiler keeps the sums in registers only if it unrolls the loops over them first.
+#define PAGETIDE_UNROLL _Pragma("GCC unroll 16")
+
 template <int kRows, int kColumns, class Word>
 void multiply_block(const Product<Word>& p) {
   Vec sums[kRows][kColumns];
-  for (int r = 0; r < kRows; ++r) {
-    for (int c = 0; c < kColumns; ++c) {
+  PAGETIDE_UNROLL for (int r = 0; r < kRows; ++r) {
+    PAGETIDE_UNROLL for (int c = 0; c < kColumns; ++c) {
       sums[r][c] = p.factors ? load(p.c.row(r) + c * kLanes) * fill(p.factors[r]) : fill(0.0f);
     }
   }
   for (int i = 0; i < p.depth; ++i) {
-    const Word* b = p.b.row(i);
-    for (int r = 0; r < kRows; ++r) {
-      const Word a = p.a.row(r)[i];
-      for (int c = 0; c < kColumns; ++c) sums[r][c] = multiply_accumulate(a, b + c * kLanes, sums[r][c]);
+    decltype(load_words(p.b.data)) b[kColumns];
+    PAGETIDE_UNROLL for (int c = 0; c < kColumns; ++c) b[c] = load_words(p.b.row(i) + c * kLanes);
+    PAGETIDE_UNROLL for (int r = 0; r < kRows; ++r) {
+      const auto a = fill_words(p.a.row(r)[i]);
+      PAGETIDE_UNROLL for (int c = 0; c < kColumns; ++c) sums[r][c] = multiply_accumulate(a, b[c], sums[r][c]);
     }
   }
-  for (int r = 0; r < kRows; ++r) {
-    for (int c = 0; c < kColumns; ++c) store(sums[r][c], p.c.row(r) + c * kLanes);
+  PAGETIDE_UNROLL for (int r = 0; r < kRows; ++r) {
+    PAGETIDE_UNROLL for (int c = 0; c < kColumns; ++c) store(sums[r][c], p.c.row(r) + c * kLanes);
   }
 }
 

@@ -12,9 +12,9 @@
 
 namespace pagetide::PAGETIDE_ISA {
 
-PAGETIDE_INLINE Vec multiply_accumulate(float a, const float* b, Vec sum) {
-  return multiply_add(fill(a), load(b), sum);
-}
+PAGETIDE_INLINE Vec load_words(const float* words) { return kept(load(words)); }
+PAGETIDE_INLINE Vec fill_words(float word) { return fill(word); }
+PAGETIDE_INLINE Vec multiply_accumulate(Vec a, Vec b, Vec sum) { return multiply_add(a, b, sum); }
 
 // Every element is widened to a float.
 template <class Element>
@@ -57,12 +57,23 @@ struct BfloatPair {
   bfloat16 second;
 };
 
-PAGETIDE_INLINE Vec multiply_accumulate(BfloatPair a, const BfloatPair* b, Vec sum) {
+struct PairVec {
+  __m512i lanes;
+};
+
+PAGETIDE_INLINE PairVec load_words(const BfloatPair* words) {
+  return {kept(_mm512_loadu_si512(words))};
+}
+
+PAGETIDE_INLINE PairVec fill_words(BfloatPair word) {
   int32_t bits;
-  std::memcpy(&bits, &a, sizeof bits);
-  const auto left = reinterpret_cast<__m512bh>(_mm512_set1_epi32(bits));
-  const auto right = reinterpret_cast<__m512bh>(_mm512_loadu_si512(b));
-  return {_mm512_dpbf16_ps(sum.lanes, left, right)};
+  std::memcpy(&bits, &word, sizeof bits);
+  return {_mm512_set1_epi32(bits)};
+}
+
+PAGETIDE_INLINE Vec multiply_accumulate(PairVec a, PairVec b, Vec sum) {
+  const auto left = reinterpret_cast<__m512bh>(a.lanes);
+  return {_mm512_dpbf16_ps(sum.lanes, left, reinterpret_cast<__m512bh>(b.lanes))};
 }
 
 template <>

@@ -16,6 +16,8 @@ struct Vec {
   __m256 high;
 };
 
+PAGETIDE_INLINE Vec kept(Vec v) { return v; }
+
 PAGETIDE_INLINE Vec fill(float value) { return {_mm256_set1_ps(value), _mm256_set1_ps(value)}; }
 
 PAGETIDE_INLINE Vec load(const float* in) { return {_mm256_loadu_ps(in), _mm256_loadu_ps(in + 8)}; }

@@ -35,6 +35,8 @@ PAGETIDE_INLINE float float_of(uint32_t bits) {
   return value;
 }
 
+PAGETIDE_INLINE Vec kept(Vec v) { return v; }
+
 PAGETIDE_INLINE Vec fill(float value) {
   return Vec::each([=](int) { return value; });
 }
