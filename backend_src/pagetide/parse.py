@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from pagetide.parse_messages import Messages, parse_messages
 from pagetide.parse_sampling import load_object, not_utf8, parse_sampling, sampling_params
 from pagetide.parse_values import InvalidArgumentError, boolean
 from pagetide.request import SamplingParams
@@ -41,13 +42,17 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class ParsedRequest:
-    """`echo` is the text before the output in the first response: the prompt, or nothing."""
+    """`echo` is the text before the output in the first response: the prompt, or nothing.
+
+    A conversation has `messages` for the chat template, and no `prompt`.
+    """
 
     prompt: str
     echo: str
     stream: bool
     returned: frozenset[str]
     params: SamplingParams
+    messages: Messages | None = None
 
 
 def parse_request(tensors: Tensors, parameters: str, limits: Limits) -> ParsedRequest:
@@ -55,12 +60,14 @@ def parse_request(tensors: Tensors, parameters: str, limits: Limits) -> ParsedRe
     given = load_object("parameters", parameters) if parameters else {}
     own = {name: value for name, value in given.items() if _is_ours(name)}
     options = {name: _option(name, tensors, own) for name in OPTIONS}
-    prompt = _prompt(tensors, limits.max_prompt_bytes)
+    messages = _messages(tensors, limits.max_prompt_bytes)
+    prompt = _prompt(tensors, limits.max_prompt_bytes) if messages is None else ""
     returned = frozenset(name for name in RETURNED if options[f"return_{name}"])
     params = _sampling(tensors, own, limits.vocab_size)
     if "cumulative_logprob" in returned and params.logprobs is None:
         params = replace(params, logprobs=0)
-    return ParsedRequest(prompt, _echo(prompt, options), bool(options["stream"]), returned, params)
+    echo = _echo(prompt, options)
+    return ParsedRequest(prompt, echo, bool(options["stream"]), returned, params, messages)
 
 
 def fit(prompt_ids: Sequence[int], params: SamplingParams, limits: Limits) -> SamplingParams:
@@ -97,9 +104,19 @@ def _option(name: str, tensors: Tensors, parameters: dict[str, Any]) -> bool | N
     return None if value is None else boolean(name, value)
 
 
+def _messages(tensors: Tensors, max_bytes: int) -> Messages | None:
+    if "messages" not in tensors:
+        return None
+    if "text_input" in tensors:
+        raise InvalidArgumentError("text_input and messages are both given; leave one of them out")
+    return parse_messages(_bytes("messages", tensors["messages"]), max_bytes)
+
+
 def _prompt(tensors: Tensors, max_bytes: int) -> str:
     if "text_input" not in tensors:
-        raise InvalidArgumentError("text_input is missing; it must hold the prompt")
+        raise InvalidArgumentError(
+            "text_input is missing; it must hold the prompt, or messages a conversation"
+        )
     data = _bytes("text_input", tensors["text_input"])
     if not data:
         raise InvalidArgumentError("text_input is empty; it must hold at least 1 byte")

@@ -92,8 +92,16 @@ def load_object(source: str, text: str | bytes) -> dict[str, Any]:
     """Raises InvalidArgumentError unless `text` is UTF-8, JSON, an object, and not too large."""
     if len(text) > MAX_JSON_BYTES:
         raise InvalidArgumentError(f"{source} has {len(text)} bytes; at most {MAX_JSON_BYTES} are served")
+    value = load_json(source, text)
+    if not isinstance(value, dict):
+        raise InvalidArgumentError(f"{source} is {shown(value)}; it must be a JSON object")
+    return value
+
+
+def load_json(source: str, text: str | bytes) -> Any:
+    """Raises InvalidArgumentError unless `text` is UTF-8 and JSON."""
     try:
-        value = json.loads(text.decode() if isinstance(text, bytes) else text)
+        return json.loads(text.decode() if isinstance(text, bytes) else text)
     except UnicodeDecodeError as error:
         raise InvalidArgumentError(not_utf8(source, error)) from None
     except json.JSONDecodeError as error:
@@ -102,9 +110,6 @@ def load_object(source: str, text: str | bytes) -> dict[str, Any]:
         ) from None
     except (RecursionError, ValueError) as error:
         raise InvalidArgumentError(f"{source} is JSON that can't be read: {error}") from None
-    if not isinstance(value, dict):
-        raise InvalidArgumentError(f"{source} is {shown(value)}; it must be a JSON object")
-    return value
 
 
 def not_utf8(field: str, error: UnicodeDecodeError) -> str:

@@ -17,6 +17,7 @@ import triton_python_backend_utils as pb_utils
 
 from pagetide.answer import Answer, ErrorCode, Failure, Reply
 from pagetide.build import build
+from pagetide.chat_template import ChatTemplateError
 from pagetide.engine import UnavailableError
 from pagetide.metric_series import CounterHandle, GaugeHandle, Labels
 from pagetide.metrics import Metrics
@@ -25,12 +26,14 @@ from pagetide.parse_values import InvalidArgumentError
 from pagetide.request import Request
 from pagetide.scheduler import AdmissionError
 from pagetide.senders import Senders, Stream
+from pagetide.tokenizer import Tokenizer
 from pagetide.version_settings import read_settings
 
 log = logging.getLogger("pagetide")
 
 INPUTS: tuple[tuple[str, str, list[int], bool], ...] = (
-    ("text_input", "TYPE_STRING", [1], False),
+    ("text_input", "TYPE_STRING", [1], True),
+    ("messages", "TYPE_STRING", [1], True),
     ("sampling_parameters", "TYPE_STRING", [1], True),
     *((name, "TYPE_BOOL", [1], True) for name in OPTIONS),
 )
@@ -101,7 +104,7 @@ class TritonPythonModel:
     def _take(self, request: Any, channel: _Channel, arrival_s: float) -> Failure | None:
         try:
             self._submit(request, channel, arrival_s)
-        except (InvalidArgumentError, AdmissionError) as error:
+        except (InvalidArgumentError, ChatTemplateError, AdmissionError) as error:
             return Failure(ErrorCode.INVALID_ARG, str(error))
         except UnavailableError as error:
             return Failure(ErrorCode.UNAVAILABLE, str(error))
@@ -118,7 +121,7 @@ class TritonPythonModel:
 
     def _enqueue(self, parsed: ParsedRequest, channel: _Channel, arrival_s: float) -> None:
         built = self._built
-        prompt_ids = array("i", built.tokenizer.encode(parsed.prompt))
+        prompt_ids = array("i", _encode(parsed, built.tokenizer))
         request_id = next(self._ids)
         stream = Stream(request_id, channel, Answer(parsed, prompt_ids, built.tokenizer))
         sender = self._senders[request_id]
@@ -133,6 +136,14 @@ class TritonPythonModel:
             )
         )
         sender.watch(stream)
+
+
+def _encode(parsed: ParsedRequest, tokenizer: Tokenizer) -> list[int]:
+    """A chat template writes the model's BOS itself, where there is one."""
+    if parsed.messages is None:
+        return tokenizer.encode(parsed.prompt)
+    prompt = tokenizer.apply_chat_template(parsed.messages, add_generation_prompt=True)
+    return tokenizer.encode(prompt, add_special_tokens=False)
 
 
 class _Channel:
