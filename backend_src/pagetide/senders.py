@@ -134,10 +134,9 @@ class Sender:
             self._receive()
             if self._ready:
                 self._serve(self._ready.popitem(last=False)[0])
-            else:
+            if not self._ready:
                 self._tell_intervals()
             self._ask()
-        self._tell_intervals()
 
     def _receive(self) -> None:
         """Take every message that is there; with nothing to send, wait for one or for the next question."""
