@@ -16,13 +16,20 @@ endif
 CHECKER := $(if $(PYTHON_CHOSEN),$(PYTHON),$(firstword $(wildcard $(BIN)/python) $(PYTHON)))
 packages = $(shell cat $(1) | grep -c ==)
 
-.PHONY: serve test lint bench setup setup-dev check clean
+.PHONY: serve test lint bench simulate setup setup-dev check clean
 
 serve: setup
 	@exec $(BIN)/pagetide serve $(ARGS)
 
 test: setup-dev
 	@exec $(BIN)/python -m pytest $(ARGS)
+
+# The scheduler under thousands of seeded worlds; REPLAY=seed shows one of them step by step.
+SEEDS ?= 10000
+SEED_START ?= 0
+simulate: setup-dev
+	@PYTHONPATH=tests/pagetide exec $(BIN)/python -m simulation.run \
+	  $(if $(REPLAY),--replay $(REPLAY),--seeds $(SEEDS) --seed-start $(SEED_START))
 
 lint: setup-dev
 	$(BIN)/ruff check .

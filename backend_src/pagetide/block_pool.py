@@ -76,6 +76,13 @@ class BlockPool:
     def is_held(self, block: int) -> bool:
         return self._refs[block] > 0
 
+    def refs(self, block: int) -> int:
+        """How many block tables name the block."""
+        return self._refs[block]
+
+    def state(self, block: int) -> str:
+        return "held" if self._refs[block] else "cached" if block in self._cached else "blank"
+
     def hold(self, block: int) -> None:
         """One more reference to a block that `find` returned."""
         if self._refs[block] == 0:

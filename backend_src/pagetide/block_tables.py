@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from pagetide.block_pool import BlockPool, chain_hash
 from pagetide.config import BLOCK_SIZE
-from pagetide.request import Sequence
+from pagetide.request import Request, Sequence
 
 
 def blocks_for(num_tokens: int) -> int:
@@ -15,10 +15,17 @@ def blocks_for(num_tokens: int) -> int:
     return -(-num_tokens // BLOCK_SIZE)
 
 
+def _scope(request: Request) -> bytes:
+    """Who may share the request's prefix: its tenant, and there only those with the same salt."""
+    tenant = request.tenant.encode()
+    return len(tenant).to_bytes(8, "little") + tenant + request.cache_salt
+
+
 class BlockTables:
     """Moves blocks between the pool and the sequences. Lives in the scheduler, on the engine thread.
 
-    `root` maps a request's cache salt to the hash its first block chains to; None turns prefix hits off.
+    `root` maps who may share a prefix (tenant and cache salt) to the hash that the first block chains to;
+    None turns prefix hits off.
     """
 
     def __init__(self, pool: BlockPool, root: Callable[[bytes], bytes] | None) -> None:
@@ -80,7 +87,7 @@ class BlockTables:
         if self._root is None:
             return hashes
         for index in range(len(hashes), num_blocks):
-            parent = hashes[-1] if hashes else self._root(sequence.request.cache_salt)
+            parent = hashes[-1] if hashes else self._root(_scope(sequence.request))
             start = index * BLOCK_SIZE
             hashes.append(chain_hash(parent, sequence.tokens[start : start + BLOCK_SIZE]))
         return hashes

@@ -54,11 +54,13 @@ class Engine:
         runner: StepRunner,
         max_waiting: int,
         on_step: Callable[[StepStats], None],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._scheduler = scheduler
         self._runner = runner
         self._max_waiting = max_waiting
         self._on_step = on_step
+        self._clock = clock
         self._inbox: SimpleQueue[Request | _Abort | _Wake] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="pagetide-engine", daemon=True)
         self._draining = False
@@ -89,7 +91,7 @@ class Engine:
         self._inbox.put(request)
 
     def abort(self, request_id: int, reason: FinishReason = FinishReason.CANCELLED) -> None:
-        """End a request before the next step: its sink gets `reason` last. Any thread; ended ones are ignored."""
+        """End a request before the next step: its sink gets `reason` last. Any thread; a no-op once it ended."""
         self._inbox.put(_Abort(request_id, reason))
 
     def drain(self, timeout_s: float) -> bool:
@@ -112,15 +114,23 @@ class Engine:
         if self._failure is not None:
             return self._failure
         busy_since = self._busy_since_s
-        if busy_since is not None and time.monotonic() - busy_since > _STALLED_AFTER_S:
-            return f"no step finished in {time.monotonic() - busy_since:.0f} s"
+        if busy_since is not None and self._clock() - busy_since > _STALLED_AFTER_S:
+            return f"no step finished in {self._clock() - busy_since:.0f} s"
         return None
+
+    def turn(self, wait: bool = True) -> None:
+        """One round of the loop: receive, plan, run, update, deliver. The engine thread's own.
+
+        `wait` lets it sleep while there is nothing to compute; a simulation, which has no thread, does not.
+        """
+        self._receive(wait)
+        self._deliver(self._scheduler.expire())
+        self._step()
 
     def _run(self) -> None:
         try:
             while self._failure is None and not (self._draining and self._nothing_left()):
-                self._receive()
-                self._step()
+                self.turn()
         except Exception as error:
             log.exception("the engine stopped")
             self._failure = f"{type(error).__name__}: {error}"
@@ -129,9 +139,9 @@ class Engine:
     def _nothing_left(self) -> bool:
         return self._scheduler.is_idle and self._inbox.empty()
 
-    def _receive(self) -> None:
+    def _receive(self, wait: bool) -> None:
         """Take every message that is there; with nothing to compute, sleep until one comes."""
-        if self._scheduler.is_idle:
+        if self._scheduler.is_idle and wait:
             self._scheduler.check()
             self._report(num_tokens=0, step_s=0.0)
             self._handle(self._inbox.get())
@@ -153,10 +163,10 @@ class Engine:
         plan = self._scheduler.plan()
         if plan is None:
             return
-        started_s = self._busy_since_s = time.monotonic()
+        started_s = self._busy_since_s = self._clock()
         self._deliver(self._compute(plan))
         self._busy_since_s = None
-        self._report(plan.num_tokens, time.monotonic() - started_s)
+        self._report(plan.num_tokens, self._clock() - started_s)
 
     def _compute(self, plan: StepPlan) -> list[Delivery]:
         """An exception in the model step ends that step's requests; the others never notice."""

@@ -16,6 +16,7 @@ class FinishReason(str, Enum):
 
     STOP = "stop"
     LENGTH = "length"
+    TIMEOUT = "timeout"
     CANCELLED = "cancelled"
     ERROR = "error"
 
@@ -99,7 +100,10 @@ class Request:
     """One generation asked for by a client.
 
     Built by the adapter, owned by the engine thread from `Engine.submit` until its last output.
-    `prompt_ids` is an `array("i")`; `arrival_s` is `time.monotonic()` when the server received it.
+    `prompt_ids` is an `array("i")`; `arrival_s` is `time.monotonic()` when the server received it, and
+    `timeout_s` counts from there: the request then ends with what it has. `tenant` shares the machine
+    with other tenants fairly; `priority` (lower is earlier) orders the requests of one tenant only.
+    Several samples of one prompt are several requests with different seeds: they share its blocks.
     """
 
     id: int
@@ -109,6 +113,9 @@ class Request:
     arrival_s: float
     eos_token_ids: frozenset[int] = frozenset()
     cache_salt: bytes = b""
+    tenant: str = ""
+    priority: int = 0
+    timeout_s: float | None = None
 
 
 @dataclass(slots=True, eq=False)

@@ -11,12 +11,13 @@ always gets on and every request ends.
 
 from __future__ import annotations
 
+import heapq
 import itertools
 import secrets
 import time
 from array import array
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
 from pagetide.block_pool import BlockPool
@@ -96,6 +97,7 @@ class Scheduler:
         self._waiting: OrderedDict[int, Sequence] = OrderedDict()
         self._preempted: dict[int, Sequence] = {}
         self._running: dict[int, Sequence] = {}
+        self._deadlines: list[tuple[float, int, Sequence]] = []
         self._draft = _Draft(budget=0)
         self._tally = Tally()
 
@@ -106,6 +108,15 @@ class Scheduler:
     @property
     def num_waiting(self) -> int:
         return len(self._waiting) + len(self._preempted)
+
+    @property
+    def sequences(self) -> Iterable[Sequence]:
+        """All that have not ended, oldest first."""
+        return self._by_request.values()
+
+    @property
+    def running(self) -> Iterable[Sequence]:
+        return self._running.values()
 
     @property
     def is_idle(self) -> bool:
@@ -137,6 +148,17 @@ class Scheduler:
         )
         self._by_request[request.id] = sequence
         self._waiting[sequence.id] = sequence
+        if request.timeout_s is not None:
+            heapq.heappush(self._deadlines, (request.arrival_s + request.timeout_s, sequence.id, sequence))
+
+    def expire(self) -> list[Delivery]:
+        """End the requests whose time is over, with the tokens that they have."""
+        expired, now_s = [], self._clock()
+        while self._deadlines and self._deadlines[0][0] <= now_s:
+            sequence = heapq.heappop(self._deadlines)[2]
+            if sequence.status is not Status.FINISHED:
+                expired.append(self._finish(sequence, Output(finish_reason=FinishReason.TIMEOUT)))
+        return expired
 
     def abort(self, request_id: int, reason: FinishReason) -> Delivery | None:
         """End a request between steps. None if it has ended already."""

@@ -1,71 +1,17 @@
-"""A world around the real scheduler: a runner whose tokens are a pure function of the token history.
-
-Its KV cache is real enough to betray every block mistake: each position stores a digest of the tokens
-up to it, and a token is drawn from the digests of *all* positions read through the block table.
-"""
+"""A world around the real scheduler, driven call by call: for tests of one thing at a time."""
 
 from __future__ import annotations
 
 import itertools
 from array import array
-from zlib import crc32
+
+from simulation.pure_model import EOS, PureRunner, pure_output
 
 from pagetide.block_pool import BlockPool, chain_root
 from pagetide.config import BLOCK_SIZE
 from pagetide.request import FinishReason, Output, Request, SamplingParams
 from pagetide.scheduler import Delivery, Limits, Scheduler
-from pagetide.step import StepPlan, StepResult
-
-VOCAB_SIZE = 23
-EOS = 7
-
-
-def digest(previous: int, token: int) -> int:
-    return crc32(token.to_bytes(4, "little"), previous)
-
-
-def next_token(digests: list[int]) -> int:
-    return crc32(array("Q", digests).tobytes()) % VOCAB_SIZE
-
-
-def pure_output(request: Request) -> list[int]:
-    """What the request must generate, whatever happens around it."""
-    digests: list[int] = []
-    for token in request.prompt_ids:
-        digests.append(digest(digests[-1] if digests else 0, token))
-    output: list[int] = []
-    while len(output) < request.params.max_tokens:
-        output.append(next_token(digests))
-        if output[-1] == EOS and len(output) > request.params.min_tokens:
-            break
-        digests.append(digest(digests[-1], output[-1]))
-    return output
-
-
-class PureRunner:
-    """Writes every row's KV, then reads it, as the model does within each layer."""
-
-    def __init__(self, num_blocks: int) -> None:
-        self._kv = [[-1] * BLOCK_SIZE for _ in range(num_blocks)]
-
-    def run(self, plan: StepPlan) -> StepResult:
-        tokens = iter(plan.token_ids)
-        for row, table in enumerate(plan.block_tables):
-            start = plan.num_computed[row]
-            for position in range(start, start + plan.num_new[row]):
-                previous = self._read(table, position - 1) if position else 0
-                self._kv[table[position // BLOCK_SIZE]][position % BLOCK_SIZE] = digest(
-                    previous, next(tokens)
-                )
-        drawn = [self._draw(plan, row) for row in plan.sampled.rows]
-        return StepResult(drawn, [None] * len(drawn))
-
-    def _draw(self, plan: StepPlan, row: int) -> int:
-        end = plan.num_computed[row] + plan.num_new[row]
-        return next_token([self._read(plan.block_tables[row], position) for position in range(end)])
-
-    def _read(self, table: array[int], position: int) -> int:
-        return self._kv[table[position // BLOCK_SIZE]][position % BLOCK_SIZE]
+from pagetide.step import StepPlan
 
 
 class World:
@@ -86,7 +32,7 @@ class World:
         request = Request(
             id=next(self._ids),
             prompt_ids=array("i", prompt),
-            params=SamplingParams(max_tokens=max_tokens, min_tokens=min_tokens),
+            params=SamplingParams(max_tokens=max_tokens, min_tokens=min_tokens, temperature=0.0),
             sink=lambda output: None,
             arrival_s=0.0,
             eos_token_ids=frozenset({EOS}),

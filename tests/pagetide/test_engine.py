@@ -6,7 +6,7 @@ from array import array
 from queue import SimpleQueue
 
 import pytest
-from scheduler_world import EOS, PureRunner, pure_output
+from simulation.pure_model import EOS, PureRunner, pure_output
 
 from pagetide.block_pool import BlockPool, chain_root
 from pagetide.engine import Engine, UnavailableError
@@ -54,7 +54,7 @@ class Harness:
         request = Request(
             id=request_id,
             prompt_ids=array("i", prompt),
-            params=SamplingParams(max_tokens=max_tokens),
+            params=SamplingParams(max_tokens=max_tokens, temperature=0.0),
             sink=self.outputs[request_id].put,
             arrival_s=time.monotonic(),
             eos_token_ids=frozenset({EOS}),

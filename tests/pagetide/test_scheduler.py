@@ -1,7 +1,8 @@
 from __future__ import annotations
 
 import pytest
-from scheduler_world import EOS, World, pure_output
+from scheduler_world import World
+from simulation.pure_model import EOS, pure_output
 
 from pagetide.config import BLOCK_SIZE
 from pagetide.request import FinishReason

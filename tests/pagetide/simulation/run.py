@@ -1,0 +1,67 @@
+"""`make simulate`: many seeds on every core, or one seed step by step.
+
+python -m simulation.run --seeds 10000 --seed-start 0
+python -m simulation.run --replay 1234
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import multiprocessing
+import os
+import sys
+import time
+
+from simulation.simulation import Simulation, SimulationError
+
+CHUNK = 20
+MOST_SHOWN = 5
+
+
+def main() -> int:
+    options = _options()
+    if options.replay is not None:
+        return _replay(options.replay)
+    seeds = range(options.seed_start, options.seed_start + options.seeds)
+    started_s = time.monotonic()
+    with multiprocessing.Pool(options.processes) as pool:
+        failures = [failure for failure in pool.imap(_failure, seeds, CHUNK) if failure is not None]
+    for failure in failures[:MOST_SHOWN]:
+        print(failure, end="\n\n")
+    print(f"{len(seeds)} seeds, {len(failures)} failed, {time.monotonic() - started_s:.0f} s")
+    return int(bool(failures))
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Simulate the scheduler under many seeded worlds.")
+    parser.add_argument("--seeds", type=int, default=1000, help="how many seeds to run")
+    parser.add_argument("--seed-start", type=int, default=0, help="the first seed")
+    parser.add_argument("--processes", type=int, default=os.cpu_count())
+    parser.add_argument("--replay", type=int, metavar="SEED", help="show one seed step by step")
+    return parser.parse_args()
+
+
+def _failure(seed: int) -> str | None:
+    logging.disable(logging.CRITICAL)
+    try:
+        Simulation(seed).run()
+    except SimulationError as error:
+        return f"{error}\nreplay: make simulate REPLAY={seed}"
+    return None
+
+
+def _replay(seed: int) -> int:
+    logging.disable(logging.CRITICAL)
+    simulation = Simulation(seed, trace=True)
+    try:
+        simulation.run()
+    except SimulationError as error:
+        print(*simulation.lines, error, sep="\n")
+        return 1
+    print(*simulation.lines, f"seed {seed} holds: {simulation.runner.num_steps} steps", sep="\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
