@@ -41,6 +41,9 @@ def serve(
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     device: Annotated[Device, typer.Option(help="Where models run.")] = Device.auto,
     exit_timeout_s: Annotated[int, typer.Option(min=0, help="Seconds for running requests at the end.")] = 30,
+    log_file: Annotated[
+        Path | None, typer.Option(help="Everything the server and its models log.", show_default=False)
+    ] = None,
     log_verbose: Annotated[
         int, typer.Option("--log-verbose", "-v", count=True, help="Triton's verbose log.")
     ] = 0,
@@ -60,6 +63,7 @@ def serve(
             host=host,
             device=None if device is Device.auto else device.value,
             exit_timeout_s=exit_timeout_s,
+            log_path=log_file,
             log_verbose=log_verbose,
         )
 

@@ -84,9 +84,8 @@ class Console:
         """What is served, and what to try next."""
         served = [f"{state.name} version {state.version}" for state in states if state.ready]
         if not served:
-            self.say(
-                f"No model in {server.repository} yet; `pagetide add CHECKPOINT --name NAME` puts one there"
-            )
+            self.say(f"Ready. No model in {server.repository} yet; put one there:")
+            self.say(f"  {command()} add CHECKPOINT --name NAME")
             return
         self.say(f"Ready in {self.elapsed_s:.1f} s: {', '.join(served)}")
         name = next(state.name for state in states if state.ready)
