@@ -14,6 +14,7 @@ import os
 import sys
 from typing import Any
 
+import gevent
 import grpc.experimental.gevent
 from locust import events
 from locust.env import Environment
@@ -24,8 +25,12 @@ from loadtest.users import Cancels, Chat, Completion, LongPrompts, OpenLoop, Str
 
 __all__ = ["Cancels", "Chat", "Completion", "LongPrompts", "OpenLoop"]
 
-# Before the first connection: gRPC's own threads would block gevent's loop.
+MAX_CONNECTIONS = 4096
+
+# Before the first connection: gRPC's own threads would block gevent's loop. Each open connection keeps one
+# thread of gevent's pool; at the default of 10 the eleventh would wait for ever.
 grpc.experimental.gevent.init_gevent()
+gevent.get_hub().threadpool.maxsize = MAX_CONNECTIONS
 
 
 @events.init_command_line_parser.add_listener

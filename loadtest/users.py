@@ -10,6 +10,7 @@ from random import Random
 import gevent
 from gevent.pool import Pool
 from locust import User, constant, constant_pacing, task
+from locust.exception import StopUser
 
 from loadtest import arrivals, options, traces
 from loadtest.records import Outcome, Record
@@ -39,7 +40,11 @@ class Streaming(User):
         return Connection(str(self.host), self.arguments.model, self.arguments.timeout)
 
     def ask(self, prompt: Prompt) -> Record:
-        return self.session.keep(self.connection.send(prompt))
+        """Sends one request; after a failed one this user rests, so that a dead server isn't hammered."""
+        record = self.session.keep(self.connection.send(prompt))
+        if record.outcome is Outcome.FAILED:
+            gevent.sleep(1)
+        return record
 
     def draw(self, workload: str | None = None) -> Prompt:
         workload = workload or self.arguments.workload
@@ -137,7 +142,7 @@ class OpenLoop(Streaming):
                 break
             self.pool.spawn(self._send, prompt, start_s + at_s)
         self.pool.join()
-        self.stop()
+        raise StopUser
 
     def _schedule(self) -> Iterator[tuple[float, Prompt]]:
         if self.arguments.trace:
