@@ -37,7 +37,7 @@ lint: setup-dev
 	$(BIN)/mypy
 
 bench: setup-dev
-	@exec $(BIN)/python loadtest/bench.py $(ARGS)
+	@exec $(BIN)/python -m benchmarks.serving $(ARGS)
 
 setup: check $(STAMPS)/serve $(STAMPS)/kernels
 
