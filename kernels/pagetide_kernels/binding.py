@@ -47,7 +47,8 @@ class TensorParam:
     """A tensor argument.
 
     `dims` holds literal sizes, symbols ("T") and a symbol plus one ("B+1"). `dtype` is a dtype, or the
-    name of an entry of `Signature.dtypes`. Each row must start at a multiple of `align` bytes.
+    name of an entry of `Signature.dtypes`. Each row must start at a multiple of `align` bytes. An
+    `output` is checked last, so that what is wrong with an input is not said of it.
     """
 
     name: str
@@ -55,6 +56,7 @@ class TensorParam:
     dtype: torch.dtype | str
     layout: Layout = Layout.DENSE
     optional: bool = False
+    output: bool = False
     align: int = 1
 
 
@@ -137,23 +139,27 @@ def _description(tensor: Tensor | None, pointer: int | None) -> object:
 
 
 class _Binder:
-    """Checks one call; collects strides and sizes on the way."""
+    """Checks one call; collects sizes and dtypes on the way."""
 
     def __init__(self, signature: Signature) -> None:
         self._signature = signature
         self._sizes: dict[str, int] = {}
         self._dtypes: dict[str, torch.dtype] = {}
         self._device: torch.device | None = None
-        self._strides: list[int] = []
 
     def bind(self, tensors: Sequence[Tensor | None], scalars: Sequence[Number]) -> Form:
         signature = self._signature
-        for param, tensor in zip(signature.tensors, tensors, strict=True):
+        pairs = list(zip(signature.tensors, tensors, strict=True))
+        for param, tensor in sorted(pairs, key=lambda pair: pair[0].output):
             self._check_tensor(param, tensor)
         self._check_multiples()
         if self._device is None:
             self._fail("any tensor", "absent", "at least one tensor")
-        tail: list[Number] = [*self._strides]
+        tail: list[Number] = [
+            tensor.stride(0) if isinstance(tensor, Tensor) else 0
+            for param, tensor in pairs
+            if param.layout is Layout.ROWS
+        ]
         tail += [self._int(f"size {dim}", self._sizes[dim], "i32") for dim in signature.dims]
         tail += [self._scalar(param, value) for param, value in zip(signature.scalars, scalars, strict=True)]
         return Form(tail, self._sizes, self._dtypes, self._device)
@@ -166,14 +172,10 @@ class _Binder:
         self._check_device(param, tensor.device)
         self._check_shape(param, tensor.shape)
         self._check_layout(param, tensor)
-        if param.layout is Layout.ROWS:
-            self._strides.append(tensor.stride(0))
 
     def _check_absent(self, param: TensorParam, value: object) -> None:
         if value is not None or not param.optional:
             self._fail(param.name, f"a {type(value).__name__}", "a torch.Tensor")
-        if param.layout is Layout.ROWS:
-            self._strides.append(0)
 
     def _check_dtype(self, param: TensorParam, dtype: torch.dtype) -> None:
         allowed: tuple[torch.dtype, ...]
@@ -194,8 +196,9 @@ class _Binder:
             )
 
     def _check_shape(self, param: TensorParam, shape: torch.Size) -> None:
+        known = dict(self._sizes)
         if len(shape) != len(param.dims) or not all(map(self._fits, param.dims, shape)):
-            self._fail(param.name, f"of shape {list(shape)}", self._expected_shape(param))
+            self._fail(param.name, f"of shape {list(shape)}", _expected_shape(param, known))
 
     def _fits(self, dim: Dim, size: int) -> bool:
         if isinstance(dim, int):
@@ -236,14 +239,15 @@ class _Binder:
             self._fail(name, str(value), f"an integer that fits {kind}")
         return value
 
-    def _expected_shape(self, param: TensorParam) -> str:
-        symbols = [dim.removesuffix("+1") for dim in param.dims if isinstance(dim, str)]
-        known = [f"{symbol} = {self._sizes[symbol]}" for symbol in symbols if symbol in self._sizes]
-        expected = f"[{', '.join(map(str, param.dims))}]"
-        return f"{expected} with {', '.join(known)}" if known else expected
-
     def _fail(self, name: str, actual: str, expected: str) -> NoReturn:
         raise ArgumentError(f"{self._signature.name}: {name} is {actual}; expected {expected}")
+
+
+def _expected_shape(param: TensorParam, known: dict[str, int]) -> str:
+    symbols = [dim.removesuffix("+1") for dim in param.dims if isinstance(dim, str)]
+    sizes = [f"{symbol} = {known[symbol]}" for symbol in symbols if symbol in known]
+    shape = f"[{', '.join(map(str, param.dims))}]"
+    return f"{shape} with {', '.join(sizes)}" if sizes else shape
 
 
 def _rows_are_contiguous(tensor: Tensor) -> bool:

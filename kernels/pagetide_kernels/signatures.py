@@ -16,8 +16,8 @@ _ROWS = Layout.ROWS
 _FLOATS = (torch.bfloat16, torch.float32)
 
 
-def _rows(name: str, *dims: int | str) -> TensorParam:
-    return TensorParam(name, dims, "element", layout=_ROWS, align=16)
+def _rows(name: str, *dims: int | str, output: bool = False) -> TensorParam:
+    return TensorParam(name, dims, "element", layout=_ROWS, output=output, align=16)
 
 
 _KV_CACHE = _rows("kv_cache", "N", 2, "Hkv", BLOCK_SIZE, "D")
@@ -25,7 +25,7 @@ _KV_CACHE = _rows("kv_cache", "N", 2, "Hkv", BLOCK_SIZE, "D")
 PAGED_ATTENTION = Signature(
     "paged_attention",
     tensors=(
-        _rows("out", "T", "Hq", "D"),
+        _rows("out", "T", "Hq", "D", output=True),
         _rows("query", "T", "Hq", "D"),
         _KV_CACHE,
         TensorParam("block_table", ("B", "M"), torch.int32, layout=_ROWS),
