@@ -11,6 +11,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+from pagetide.metric_families import Families
+from pagetide.metric_series import Labels
+
 ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"
 
@@ -78,3 +81,34 @@ def _fill_in(expression: str) -> str:
         expression = expression.replace(variable, value)
     assert "$" not in expression, f"unknown Grafana variable in {expression}"
     return expression
+
+
+class _Series:
+    """A metric that is declared and never moved."""
+
+    def increment(self, value: float) -> None: ...
+
+    def set(self, value: float) -> None: ...
+
+
+class _Declared:
+    """A registry that notes the kind of every series."""
+
+    def __init__(self) -> None:
+        self.kinds: dict[str, str] = {}
+
+    def counter(self, name: str, text: str, labels: Labels) -> _Series:
+        self.kinds[name] = "counter"
+        return _Series()
+
+    def gauge(self, name: str, text: str, labels: Labels) -> _Series:
+        self.kinds[name] = "gauge"
+        return _Series()
+
+
+@pytest.fixture(scope="session")
+def exported_series() -> dict[str, str]:
+    """Every series a model version exports, with its kind, as the server itself declares them."""
+    registry = _Declared()
+    Families(registry)
+    return registry.kinds
