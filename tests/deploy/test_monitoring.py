@@ -57,7 +57,10 @@ def test_panels_and_rules_name_only_what_is_exported(
     dashboard_expressions: dict[str, str], rules: list[dict], exported_series: dict[str, str]
 ) -> None:
     known = (
-        exported_series | TRITON_FAMILIES | {"up"} | {rule["record"] for rule in rules if "record" in rule}
+        exported_series.keys()
+        | TRITON_FAMILIES
+        | {"up"}
+        | {rule["record"] for rule in rules if "record" in rule}
     )
     used = dashboard_expressions | {rule.get("record") or rule["alert"]: rule["expr"] for rule in rules}
     unknown = {where: names for where, e in used.items() if (names := metric_names(e) - known)}
