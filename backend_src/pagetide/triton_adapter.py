@@ -160,7 +160,13 @@ class _Channel:
         self._sender.send(pb_utils.InferenceResponse(tensors), flags=flags)
 
     def fail(self, failure: Failure) -> None:
-        error = pb_utils.TritonError(failure.message, getattr(pb_utils.TritonError, failure.code.name))
+        """A Triton stream carries an error's text and not its code, so the text tells what is not usual."""
+        told = (
+            failure.message
+            if failure.code is ErrorCode.INVALID_ARG
+            else f"{failure.code.name}: {failure.message}"
+        )
+        error = pb_utils.TritonError(told, getattr(pb_utils.TritonError, failure.code.name))
         response = pb_utils.InferenceResponse([], error)
         self._sender.send(response, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 

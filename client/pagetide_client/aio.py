@@ -107,9 +107,7 @@ class AsyncClient:
         await self._connect()
         name = model or await self._default_model()
         request = wire.infer_request(name, version, request_id, prompt, stream, sampling)
-        return self._stub.ModelStreamInfer(
-            iter((request,)), timeout=timeouts.total_s, metadata=wire.STREAM_METADATA
-        )
+        return self._stub.ModelStreamInfer(iter((request,)), timeout=timeouts.total_s)
 
     async def _default_model(self) -> str:
         if self._model is None:

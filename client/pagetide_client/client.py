@@ -112,9 +112,7 @@ class Client:
         name = model or self._default_model()
         request = wire.infer_request(name, version, request_id, prompt, stream, sampling)
         self._connect()
-        call = self._stub.ModelStreamInfer(
-            iter((request,)), timeout=timeouts.total_s, metadata=wire.STREAM_METADATA
-        )
+        call = self._stub.ModelStreamInfer(iter((request,)), timeout=timeouts.total_s)
         return Stream(call, self.url, timeouts)
 
     def _default_model(self) -> str:

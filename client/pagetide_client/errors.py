@@ -52,13 +52,24 @@ def from_rpc(error: grpc.RpcError) -> PagetideError:
     return _BY_CODE.get(code, ServerError)(details or code.name)
 
 
+_BY_PREFIX: dict[str, type[PagetideError]] = {
+    "UNAVAILABLE": ServerUnavailable,
+    "CANCELLED": Cancelled,
+    "INTERNAL": ServerError,
+}
+
+
 def from_message(message: str) -> PagetideError:
     """The exception for an error inside a stream.
 
-    Triton reports what it refuses before the model sees it as bare text, whatever the error's code was.
+    Triton streams an error's text without its code. Pagetide begins the text with the code unless that is
+    INVALID_ARG; what Triton itself refuses is told by its wording.
     """
+    prefix, _, rest = message.partition(": ")
+    if prefix in _BY_PREFIX:
+        return _BY_PREFIX[prefix](rest)
     if "unknown model" in message or "no available versions" in message:
         return ModelNotFound(message)
-    if "server is" in message.lower() or "not ready" in message:
+    if message.startswith(("Server is stopping", "Stub process")) or "not ready" in message:
         return ServerUnavailable(message)
     return InvalidRequest(message)

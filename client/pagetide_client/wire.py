@@ -17,9 +17,6 @@ from pagetide_client.errors import ModelNotFound, ServerError, ServerUnavailable
 from pagetide_client.options import DEFAULT_MODEL, Prompt
 from pagetide_client.results import Delta, Logprob, ModelVersion
 
-# With this header Triton ends a failed stream with the error's own status code.
-STREAM_METADATA = (("triton_grpc_error", "true"),)
-
 _LOOPBACK = ("127.", "localhost:", "[::1]:")
 
 _FLAGS = (

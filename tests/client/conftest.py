@@ -1,0 +1,121 @@
+"""A real server for the whole session, and a scripted one for what a real one does only when it fails."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from tritonclient.grpc import service_pb2 as pb
+from tritonclient.grpc import service_pb2_grpc
+
+from pagetide_client import Client
+from pagetide_client.metrics import scrape
+from pagetide_server.launcher import Server
+
+SHIPPED = Path(__file__).parents[2] / "model_repository"
+SETTLE_S = 60.0
+
+Script = Callable[[pb.ModelInferRequest, grpc.ServicerContext], Iterator[Any]]
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    place = tmp_path_factory.mktemp("client")
+    repository = place / "repository"
+    shutil.copytree(SHIPPED, repository, ignore=shutil.ignore_patterns("__pycache__"))
+    with Server(repository, device="cpu", log_path=place / "server.log") as running:
+        running.wait_ready("smollm2")
+        yield running
+
+
+@pytest.fixture(scope="session")
+def url(server: Server) -> str:
+    return f"{server.host}:{server.grpc_port}"
+
+
+@pytest.fixture(scope="session")
+def metrics_url(server: Server) -> str:
+    return f"http://{server.host}:{server.metrics_port}/metrics"
+
+
+@pytest.fixture
+def client(url: str) -> Iterator[Client]:
+    with Client(url) as connected:
+        yield connected
+
+
+@pytest.fixture
+def wait_until_running(metrics_url: str) -> Callable[[int], None]:
+    """Waits until the server runs that many requests, and for 0 until it holds no block either."""
+
+    def settled(count: int) -> bool:
+        (reading,) = scrape(metrics_url).readings.values()
+        running = reading.values["vllm:num_requests_running"] + reading.values["vllm:num_requests_waiting"]
+        return running == count and (count > 0 or reading.blocks["used"] == 0)
+
+    def wait(count: int) -> None:
+        deadline_s = time.monotonic() + SETTLE_S
+        while not settled(count):
+            assert time.monotonic() < deadline_s, f"the server never ran {count} requests"
+            time.sleep(0.05)
+
+    return wait
+
+
+@pytest.fixture
+def scripted() -> Iterator[Callable[[Script], str]]:
+    """Starts a gRPC server whose streams answer as a function says; gives its address."""
+    servers = []
+
+    def start(script: Script) -> str:
+        server = grpc.server(ThreadPoolExecutor(8))
+        service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(_Scripted(script), server)
+        port = server.add_insecure_port("127.0.0.1:0")
+        server.start()
+        servers.append(server)
+        return f"127.0.0.1:{port}"
+
+    yield start
+    for server in servers:
+        server.stop(0).wait()
+
+
+class _Scripted(service_pb2_grpc.GRPCInferenceServiceServicer):
+    def __init__(self, script: Script) -> None:
+        self._script = script
+
+    def ServerLive(self, request: Any, context: Any) -> Any:  # noqa: N802 - the name of the gRPC method
+        return pb.ServerLiveResponse(live=True)
+
+    def RepositoryIndex(self, request: Any, context: Any) -> Any:  # noqa: N802
+        index = pb.RepositoryIndexResponse()
+        index.models.add(name="scripted", version="1", state="READY")
+        return index
+
+    def ModelStreamInfer(self, requests: Any, context: Any) -> Iterator[Any]:  # noqa: N802
+        yield from self._script(next(requests), context)
+
+
+@pytest.fixture
+def cli() -> Callable[..., subprocess.CompletedProcess[bytes]]:
+    """Runs the installed `pagetide` command with pipes for stdin, stdout and stderr."""
+
+    def run(*arguments: str, stdin: bytes = b"", **env: str) -> subprocess.CompletedProcess[bytes]:
+        return subprocess.run(
+            command(arguments), input=stdin, capture_output=True, timeout=120, env=os.environ | env
+        )
+
+    return run
+
+
+def command(arguments: Sequence[str]) -> list[str]:
+    return [str(Path(sys.executable).with_name("pagetide")), *arguments]
