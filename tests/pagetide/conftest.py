@@ -1,7 +1,11 @@
 from __future__ import annotations
 
+import os
 from importlib.util import find_spec
 from pathlib import Path
+
+# Before torch is imported: spinning OpenMP threads would starve whatever shares the cores with the tests.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import pytest
 from tiny_checkpoints import make_checkpoint

@@ -1,0 +1,88 @@
+"""The default model against transformers, both reading the same quantised GGUF file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from model_world import greedy, logits_of, relative_error
+
+from pagetide import tokenizer, weights
+from pagetide.model import Decoder
+
+PROMPTS = (
+    "The capital of France is",
+    "Once upon a time, in a village by the sea,",
+    "def fibonacci(n):\n    ",
+    "Water boils at",
+    "The three primary colours are",
+    "Photosynthesis is the process by which",
+    "In 1969, the first humans",
+    "Q: What is 12 times 12?\nA:",
+    "My favourite recipe starts with two eggs and",
+    "The difference between a virus and a bacterium is that",
+    "Dear Sir or Madam,\n\nI am writing to",
+    "import numpy as np\n\n",
+    "Les enfants jouent dans",
+    "SELECT name FROM users WHERE",
+    "A haiku about winter:\n",
+    "The Pythagorean theorem states",
+    "To be, or not to be,",
+    "| Planet | Moons |\n|---|---|\n| Mars |",
+    "Gravity",
+    "<|im_start|>user\nWhy is the sky blue?<|im_end|>\n<|im_start|>assistant\n",
+    "1, 1, 2, 3, 5, 8,",
+    "The train left the station at noon. " * 12 + "Then",
+)
+
+
+@pytest.fixture(scope="module")
+def decoder(smollm2_path: Path) -> Decoder:
+    return weights.load(smollm2_path, dtype=torch.float32, device=torch.device("cpu"))
+
+
+@pytest.fixture(scope="module")
+def prompts(smollm2_path: Path) -> list[list[int]]:
+    encode = tokenizer.load(smollm2_path).encode
+    return [encode(prompt) for prompt in PROMPTS]
+
+
+@pytest.fixture(scope="module")
+def reference(smollm2_path: Path) -> Any:
+    from transformers import AutoModelForCausalLM, GgufConfig
+
+    quantization = GgufConfig(gguf_file=smollm2_path.name, dequantize=True)
+    return AutoModelForCausalLM.from_pretrained(
+        smollm2_path.parent,
+        gguf_file=smollm2_path.name,
+        quantization_config=quantization,
+        dtype=torch.float32,
+    )
+
+
+def test_logits_are_transformers_logits(decoder: Decoder, reference: Any, prompts: list[list[int]]) -> None:
+    tokens = [token for prompt in prompts for token in prompt]
+    with torch.inference_mode():
+        want = reference(torch.tensor([tokens])).logits[0]
+    assert relative_error(logits_of(decoder, tokens), want) < 1e-4
+
+
+def test_greedy_tokens_are_transformers_tokens(
+    decoder: Decoder, reference: Any, prompts: list[list[int]]
+) -> None:
+    """Each token must be transformers' choice after the tokens before it, so all are its greedy output."""
+    assert len(prompts) >= 20
+    for prompt, output in zip(prompts, greedy(decoder, prompts, 64), strict=True):
+        with torch.inference_mode():
+            logits = reference(torch.tensor([prompt + output]), logits_to_keep=len(output) + 1).logits[0, :-1]
+        assert output == logits.argmax(-1).tolist()
+
+
+def test_an_unset_dtype_is_bfloat16_and_answers_as_float32_does(smollm2_path: Path) -> None:
+    text = tokenizer.load(smollm2_path)
+    decoder = weights.load(smollm2_path, device=torch.device("cpu"))
+    assert decoder.dtype == torch.bfloat16
+    [answer] = greedy(decoder, [text.encode("The capital of France is")], 4)
+    assert text.decode(answer).startswith(" Paris")
