@@ -16,7 +16,7 @@ endif
 CHECKER := $(if $(PYTHON_CHOSEN),$(PYTHON),$(firstword $(wildcard $(BIN)/python) $(PYTHON)))
 packages = $(shell cat $(1) | grep -c ==)
 
-.PHONY: serve test lint bench simulate setup setup-dev check clean
+.PHONY: serve test lint bench loadtest simulate setup setup-dev check clean
 
 serve: setup
 	@exec $(BIN)/pagetide serve $(ARGS)
@@ -38,6 +38,12 @@ lint: setup-dev
 
 bench: setup-dev
 	@exec $(BIN)/python -m benchmarks.serving $(ARGS)
+
+# Two minutes of mixed clients against a running server; fails if one request fails (docs/loadtest.md).
+USERS ?= Completion Chat Cancels LongPrompts
+LOADTEST := --headless --only-summary --users 8 --spawn-rate 8 --run-time 2m --stop-timeout 60
+loadtest: setup-dev
+	@exec $(BIN)/locust -f loadtest/locustfile.py $(LOADTEST) --html loadtest-results/locust.html $(ARGS) $(USERS)
 
 setup: check $(STAMPS)/serve $(STAMPS)/kernels
 
