@@ -17,7 +17,6 @@ Buckets = Mapping[float, float]
 """A histogram: observations up to each upper bound, cumulative; the last bound is infinite."""
 
 _PREFIXES = ("vllm:", "pagetide:")
-_BUCKET = "_bucket"
 _BLOCKS = "pagetide:kv_blocks"
 
 # The metrics port is on the server itself; a proxy for the web would not reach it.
@@ -26,15 +25,19 @@ _opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """One model version's series at one moment: `values` by name, `blocks` by state, histograms by name."""
+    """One model version's series at one moment: `values` by name, `blocks` by state, histograms by name.
+
+    The server writes a histogram as counters, to whose names the parser adds `_total`, as to any counter's.
+    """
 
     values: dict[str, float] = field(default_factory=dict)
     blocks: dict[str, float] = field(default_factory=dict)
     histograms: dict[str, dict[float, float]] = field(default_factory=dict)
 
     def add(self, name: str, labels: Mapping[str, str], value: float) -> None:
-        if name.endswith(_BUCKET) and "le" in labels:
-            self.histograms.setdefault(name.removesuffix(_BUCKET), {})[float(labels["le"])] = value
+        if "le" in labels:
+            histogram = name.removesuffix("_total").removesuffix("_bucket")
+            self.histograms.setdefault(histogram, {})[float(labels["le"])] = value
         elif name == _BLOCKS:
             self.blocks[labels.get("state", "")] = value
         else:

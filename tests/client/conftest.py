@@ -5,15 +5,15 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
+from client_world import PAGETIDE
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc
 
@@ -105,17 +105,18 @@ class _Scripted(service_pb2_grpc.GRPCInferenceServiceServicer):
         yield from self._script(next(requests), context)
 
 
-@pytest.fixture
-def cli() -> Callable[..., subprocess.CompletedProcess[bytes]]:
-    """Runs the installed `pagetide` command with pipes for stdin, stdout and stderr."""
+@pytest.fixture(scope="session")
+def cli(url: str, metrics_url: str) -> Callable[..., subprocess.CompletedProcess[bytes]]:
+    """Runs the installed command with pipes for stdin, stdout and stderr."""
+    found = {"PAGETIDE_URL": url, "PAGETIDE_METRICS_URL": metrics_url}
 
     def run(*arguments: str, stdin: bytes = b"", **env: str) -> subprocess.CompletedProcess[bytes]:
         return subprocess.run(
-            command(arguments), input=stdin, capture_output=True, timeout=120, env=os.environ | env
+            [PAGETIDE, *arguments],
+            input=stdin,
+            capture_output=True,
+            timeout=120,
+            env=os.environ | found | env,
         )
 
     return run
-
-
-def command(arguments: Sequence[str]) -> list[str]:
-    return [str(Path(sys.executable).with_name("pagetide")), *arguments]

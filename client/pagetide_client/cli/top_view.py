@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import inf
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -48,15 +49,21 @@ def block_counts(summary: Summary) -> tuple[int, int, int]:
 
 
 def share(num_cells: int, counts: Sequence[int]) -> list[int]:
-    """`num_cells` in proportion to `counts`, by largest remainder; what is not 0 keeps at least one cell."""
+    """`num_cells` in proportion to `counts`, by largest remainder; what is not 0 keeps at least one cell.
+
+    There must be a cell for every count that is not 0.
+    """
     total = sum(counts)
-    if not total or num_cells < len(counts):
-        return [0] * len(counts) if not total else [num_cells, *[0] * (len(counts) - 1)]
+    if not total:
+        return [0] * len(counts)
     cells = [max(num_cells * count // total, 1 if count else 0) for count in counts]
-    while sum(cells) != num_cells:
-        step = 1 if sum(cells) < num_cells else -1
-        lag = [step * (num_cells * count / total - cell) for count, cell in zip(counts, cells, strict=True)]
-        cells[lag.index(max(lag))] += step
+    while (missing := num_cells - sum(cells)) != 0:
+        step = 1 if missing > 0 else -1
+        lags = [
+            step * (num_cells * count / total - cell) if count and cell + step > 0 else -inf
+            for count, cell in zip(counts, cells, strict=True)
+        ]
+        cells[lags.index(max(lags))] += step
     return cells
 
 
