@@ -91,6 +91,13 @@ def test_a_sequence_without_kv_gets_zeros(make_case, isa, dtype):
     assert (case.run()[:4] == 0).all()
 
 
+def test_a_sequence_without_kv_beside_one_that_is_shared_out_to_threads_gets_zeros(make_case, isa, dtype):
+    """Once divided by the number of its partitions, which is none."""
+    case = make_case([(1, 0), (1, 3000)], dtype=dtype)
+    assert (case.run()[:1] == 0).all()
+    assert_right(case)
+
+
 def test_a_call_without_sequences_or_tokens_does_nothing(make_case, isa, dtype):
     assert make_case([], dtype=dtype).run().shape == (0, 3, 64)
     assert make_case([(0, 5)], dtype=dtype).run().shape == (0, 3, 64)

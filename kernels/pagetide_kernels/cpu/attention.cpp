@@ -161,18 +161,20 @@ class Plan {
   }
 
   void cut(const WorkItem& whole, int share) {
-    const int64_t size = size_of_states(whole) / (whole.partitions.end - whole.partitions.begin);
     for (int begin = whole.partitions.begin; begin < whole.partitions.end; begin += share) {
       WorkItem part = whole;
       part.partitions = {begin, clamped(begin + share, begin, whole.partitions.end)};
-      part.states = whole.states + (begin - whole.partitions.begin) * size;
+      part.states = whole.states + (begin - whole.partitions.begin) * size_of_partition(whole);
       items_.push_back(part);
     }
   }
 
+  int64_t size_of_partition(const WorkItem& item) const {
+    return int64_t{item.num_queries} * call_.group() * call_.state_size();
+  }
+
   int64_t size_of_states(const WorkItem& item) const {
-    const int64_t partitions = item.partitions.end - item.partitions.begin;
-    return partitions * item.num_queries * call_.group() * call_.state_size();
+    return (item.partitions.end - item.partitions.begin) * size_of_partition(item);
   }
 
   int64_t size_of_states(const std::vector<WorkItem>& items) const {
