@@ -100,15 +100,16 @@ class Transformers:
     name = "transformers"
 
     def __init__(self, model: str) -> None:
-        from transformers import AutoModelForCausalLM, AutoTokenizer
+        from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
         path = resolve(model, Path())
+        unpacked = GgufConfig(gguf_file=path.name, dequantize=True)
         self._tokenizer: Any = AutoTokenizer.from_pretrained(
             path.parent, gguf_file=path.name, padding_side="left"
         )
         self._model: Any = AutoModelForCausalLM.from_pretrained(
-            path.parent, gguf_file=path.name, dtype=torch.bfloat16
-        )
+            path.parent, gguf_file=path.name, dtype=torch.bfloat16, quantization_config=unpacked
+        ).to(torch.bfloat16)
         self._tokenizer.pad_token = self._tokenizer.pad_token or self._tokenizer.eos_token
 
     def run(self, asks: Sequence[Ask], concurrency: int) -> list[Trace]:
