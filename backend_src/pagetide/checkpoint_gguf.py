@@ -17,6 +17,7 @@ _ARCHITECTURES = {
     "llama": "LlamaForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
+    "gemma2": "Gemma2ForCausalLM",
     "gemma3": "Gemma3ForCausalLM",
 }
 _PERMUTED = frozenset({"LlamaForCausalLM"})
@@ -38,7 +39,7 @@ _IN_LAYER = {
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
 }
-_GEMMA3_27B_LAYERS = 62
+_GEMMA_27B_LAYERS = (46, 62)
 
 
 class GgufCheckpoint:
@@ -132,7 +133,9 @@ def _as_config(file: GgufFile, name: str) -> dict[str, Any]:
         "rope_theta": values.get("rope.freq_base"),
         "rope_local_base_freq": values.get("rope.freq_base_swa"),
         "rope_scaling": _rope_scaling(file, values),
-        "query_pre_attn_scalar": _gemma3_query_scale(values),
+        "query_pre_attn_scalar": _gemma_query_scale(values),
+        "attn_logit_softcapping": values.get("attn_logit_softcapping"),
+        "final_logit_softcapping": values.get("final_logit_softcapping"),
     }
     return {key: value for key, value in config.items() if value is not None}
 
@@ -163,8 +166,8 @@ def _rope_scaling(file: GgufFile, values: dict[str, Any]) -> dict[str, Any] | No
     }
 
 
-def _gemma3_query_scale(values: dict[str, Any]) -> float | None:
-    """The file does not say; all sizes divide by the head size but the largest, by hidden size / heads."""
-    if values.get("block_count") == _GEMMA3_27B_LAYERS:
+def _gemma_query_scale(values: dict[str, Any]) -> float | None:
+    """The file does not say. The 27B models divide by hidden size / heads, all others by the head size."""
+    if values.get("block_count") in _GEMMA_27B_LAYERS:
         return float(values["embedding_length"] / values["attention.head_count"])
     return values.get("attention.key_length")

@@ -62,6 +62,7 @@ def reference(smollm2_path: Path) -> Any:
     )
 
 
+@pytest.mark.slow
 def test_logits_are_transformers_logits(decoder: Decoder, reference: Any, prompts: list[list[int]]) -> None:
     tokens = [token for prompt in prompts for token in prompt]
     with torch.inference_mode():
@@ -69,6 +70,7 @@ def test_logits_are_transformers_logits(decoder: Decoder, reference: Any, prompt
     assert relative_error(logits_of(decoder, tokens), want) < 1e-4
 
 
+@pytest.mark.slow
 def test_greedy_tokens_are_transformers_tokens(
     decoder: Decoder, reference: Any, prompts: list[list[int]]
 ) -> None:
