@@ -2,30 +2,34 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from triton_world import MODEL, Triton
+from triton_world import MODEL, SMALL, Triton, copy_of_the_shipped_repository
 
 from pagetide_server.launcher import Server
 
-SHIPPED = Path(__file__).parents[2] / "model_repository"
+LIMITED = {"max_model_len": 128, "kv_cache_bytes": "8MiB", "max_running": 4}
 
 
-def copy_of_the_shipped_repository(target: Path) -> Path:
-    ignore = shutil.ignore_patterns("__pycache__")
-    shutil.copytree(SHIPPED, target, ignore=ignore)
-    return target
+def add_small_model(repository: Path) -> None:
+    version = repository / SMALL / "1"
+    shutil.copytree(repository / MODEL / "1", version)
+    settings = json.loads((version / "model.json").read_text())
+    (version / "model.json").write_text(json.dumps(settings | LIMITED))
 
 
 @pytest.fixture(scope="session")
 def triton(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Triton]:
     place = tmp_path_factory.mktemp("triton")
     repository = copy_of_the_shipped_repository(place / "repository")
+    add_small_model(repository)
     with Server(repository, device="cpu", log_path=place / "server.log") as server:
         server.wait_ready(MODEL)
+        server.wait_ready(SMALL)
         yield Triton(server)
 
 

