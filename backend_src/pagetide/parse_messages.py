@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from pagetide.parse_sampling import load_json
@@ -27,4 +28,16 @@ def parse_messages(text: bytes, max_bytes: int) -> Messages:
             raise InvalidArgumentError(
                 f"messages[{index}] is {shown(message)}; it must be an object with a string as its role"
             )
+    _check_unicode(value)
     return tuple(value)
+
+
+def _check_unicode(messages: list[Any]) -> None:
+    """JSON can write half of a surrogate pair, which is no character and which no tokenizer takes."""
+    try:
+        json.dumps(messages, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        code = ord(error.object[error.start])
+        raise InvalidArgumentError(
+            f"messages is not Unicode text: it has the lone surrogate \\u{code:04x}"
+        ) from None

@@ -13,7 +13,7 @@ from typing import Any
 import grpc
 from tritonclient.grpc import service_pb2 as pb
 
-from pagetide_client.errors import ModelNotFound, ServerError, ServerUnavailable, from_message
+from pagetide_client.errors import InvalidRequest, ModelNotFound, ServerError, ServerUnavailable, from_message
 from pagetide_client.options import DEFAULT_MODEL, Prompt
 from pagetide_client.results import Delta, Logprob, ModelVersion
 
@@ -38,7 +38,7 @@ def infer_request(
     if isinstance(prompt, str):
         _add_string(request, "text_input", prompt)
     else:
-        _add_string(request, "messages", json.dumps(list(prompt)))
+        _add_string(request, "messages", json.dumps(list(prompt), ensure_ascii=False))
     _add_string(request, "sampling_parameters", json.dumps(sampling, default=list))
     with_logprobs = sampling.get("logprobs") is not None
     for flag in _FLAGS + (("return_logprobs", "return_cumulative_logprob") if with_logprobs else ()):
@@ -100,8 +100,13 @@ def choose_model(models: Iterable[ModelVersion], url: str) -> str:
 
 
 def _add_string(request: Any, name: str, value: str) -> None:
-    tensor = request.inputs.add(name=name, datatype="BYTES", shape=[1])
-    tensor.contents.bytes_contents.append(value.encode())
+    try:
+        data = value.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidRequest(
+            f"{name} is not Unicode text: a lone surrogate at position {error.start}"
+        ) from None
+    request.inputs.add(name=name, datatype="BYTES", shape=[1]).contents.bytes_contents.append(data)
 
 
 def _add_flag(request: Any, name: str, value: bool) -> None:

@@ -12,10 +12,29 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from tritonclient.grpc import service_pb2 as pb
+
 PAGETIDE = str(Path(sys.executable).with_name("pagetide"))
 DEADLINE_S = 60.0
 
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+
+
+def response(text: str, finish_reason: str = "None") -> pb.ModelStreamInferResponse:
+    """One message of a stream, as the server writes it."""
+    message = pb.ModelStreamInferResponse()
+    for name, value in (("text_output", text), ("finish_reason", finish_reason)):
+        message.infer_response.outputs.add(name=name, datatype="BYTES", shape=[1])
+        data = value.encode()
+        message.infer_response.raw_output_contents.append(len(data).to_bytes(4, "little") + data)
+    return message
+
+
+def run_pagetide(*arguments: str, stdin: bytes = b"", **env: str) -> subprocess.CompletedProcess[bytes]:
+    """Runs the installed command with pipes for stdin, stdout and stderr."""
+    return subprocess.run(
+        [PAGETIDE, *arguments], input=stdin, capture_output=True, timeout=120, env=os.environ | env
+    )
 
 
 class Terminal:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
-from client_world import PAGETIDE
+from client_world import run_pagetide
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc
 
@@ -107,16 +107,5 @@ class _Scripted(service_pb2_grpc.GRPCInferenceServiceServicer):
 
 @pytest.fixture(scope="session")
 def cli(url: str, metrics_url: str) -> Callable[..., subprocess.CompletedProcess[bytes]]:
-    """Runs the installed command with pipes for stdin, stdout and stderr."""
-    found = {"PAGETIDE_URL": url, "PAGETIDE_METRICS_URL": metrics_url}
-
-    def run(*arguments: str, stdin: bytes = b"", **env: str) -> subprocess.CompletedProcess[bytes]:
-        return subprocess.run(
-            [PAGETIDE, *arguments],
-            input=stdin,
-            capture_output=True,
-            timeout=120,
-            env=os.environ | found | env,
-        )
-
-    return run
+    """`run_pagetide` against the real server."""
+    return partial(run_pagetide, PAGETIDE_URL=url, PAGETIDE_METRICS_URL=metrics_url)

@@ -140,20 +140,3 @@ def test_top_as_json_adds_up_to_the_whole_pool(cli: Run) -> None:
     (summary,) = json.loads(cli("top", "--json", "--interval-s", "0.1").stdout)
     assert (summary["model"], summary["version"]) == ("smollm2", "1")
     assert summary["blocks_used"] + summary["blocks_cached"] + summary["blocks_free"] > 0
-
-
-def test_chat_keeps_the_conversation_until_reset(cli: Run) -> None:
-    def chat(*turns: str) -> list[str]:
-        done = cli("chat", *GREEDY, stdin="\n".join(turns).encode())
-        assert done.returncode == 0, done.stderr
-        return done.stdout.decode().splitlines()
-
-    first = chat("Say hello.")
-    forgotten = chat("My name is Ada.", "/reset", "Say hello.", "/exit", "never sent")
-    assert forgotten[-len(first) :] == first
-
-
-def test_chat_says_what_it_does_not_know(cli: Run) -> None:
-    done = cli("chat", stdin=b"/nonsense\n")
-    assert done.stdout == b""
-    assert b"unknown command /nonsense; /exit leaves" in done.stderr

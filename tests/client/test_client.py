@@ -129,6 +129,8 @@ def test_a_total_timeout_cancels_on_the_server(client: Client, wait_until_runnin
         ("Hello", {"temperature": float("nan")}, "temperature is"),
         ("Hello", {"tempratur": 1}, "unknown sampling parameter 'tempratur'; did you mean 'temperature'"),
         ([], {}, r"messages is \[\]; it must be a JSON list of at least 1 message"),
+        ("a\ud800", {}, "text_input is not Unicode text: a lone surrogate at position 1"),
+        ([{"role": "user", "content": "\ud800"}], {}, "messages is not Unicode text"),
         ([{"role": "user"}], {}, "the chat template refused the messages"),
     ],
 )

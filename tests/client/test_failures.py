@@ -10,6 +10,7 @@ from typing import Any
 
 import grpc
 import pytest
+from client_world import response
 from tritonclient.grpc import service_pb2 as pb
 
 from pagetide_client import (
@@ -47,15 +48,6 @@ def generate_async(url: str, timeouts: Timeouts) -> Result:
 
 
 both = pytest.mark.parametrize("generate", [generate_sync, generate_async])
-
-
-def response(text: str, finish_reason: str = "None") -> pb.ModelStreamInferResponse:
-    message = pb.ModelStreamInferResponse()
-    for name, value in (("text_output", text), ("finish_reason", finish_reason)):
-        message.infer_response.outputs.add(name=name, datatype="BYTES", shape=[1])
-        data = value.encode()
-        message.infer_response.raw_output_contents.append(len(data).to_bytes(4, "little") + data)
-    return message
 
 
 def closed_port() -> int:

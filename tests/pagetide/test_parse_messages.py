@@ -45,6 +45,7 @@ def test_fields_beside_role_and_content_reach_the_template() -> None:
         ('["hello"]', r"messages\[0\] is 'hello'; it must be an object with a string as its role"),
         ('[{"role": "user"}, {"content": "x"}]', r"messages\[1\] is .*; it must be an object"),
         ('[{"role": 1}]', r"messages\[0\] is .*; it must be an object"),
+        (r'[{"role": "user", "content": "\ud800"}]', r"messages is not Unicode text: .* \\ud800"),
         (" " * 201, "messages has 201 bytes; it must have at most 200"),
     ],
 )

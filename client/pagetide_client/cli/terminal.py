@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -23,7 +24,8 @@ _WIDE = 10_000
 
 def use_utf8() -> None:
     """Whatever the locale: models write emoji, and a pipe should get them whole."""
-    for stream in (sys.stdout, sys.stderr):
+    sys.argv = [_utf8(argument) for argument in sys.argv]
+    for stream in (sys.stdin, sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(encoding="utf-8", errors="replace")
 
@@ -47,6 +49,14 @@ def show(text: str) -> None:
     """Writes a piece of a model's text at once."""
     sys.stdout.write(printable(text) if sys.stdout.isatty() else text)
     sys.stdout.flush()
+
+
+def _utf8(argument: str) -> str:
+    """An argument read anew; one that is no UTF-8, such as an old file name, stays as it is."""
+    try:
+        return os.fsencode(argument).decode()
+    except UnicodeDecodeError:
+        return argument
 
 
 @contextmanager
