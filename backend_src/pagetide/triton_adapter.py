@@ -16,7 +16,6 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 
 from pagetide.answer import Answer, ErrorCode, Failure, Reply
-from pagetide.build import build
 from pagetide.chat_template import ChatTemplateError
 from pagetide.engine import UnavailableError
 from pagetide.metric_series import CounterHandle, GaugeHandle, Labels
@@ -67,6 +66,9 @@ class TritonPythonModel:
 
     def initialize(self, args: Mapping[str, str]) -> None:
         """Raises SettingsError or WeightsError; Triton then shows the message and keeps the version out."""
+        # Triton runs `auto_complete_config` in a process of its own first, which has no use for torch.
+        from pagetide.build import build
+
         _log_to_triton()
         directory = Path(args["model_repository"]) / args["model_version"]
         config = json.loads(args["model_config"])
