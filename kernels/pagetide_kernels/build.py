@@ -26,6 +26,7 @@ BASE_FLAGS = ("-std=c++17", "-O3", "-fPIC", "-fopenmp", "-fvisibility=hidden", "
 QUIET_FLAGS = ("-Wno-uninitialized", "-Wno-maybe-uninitialized")
 # Contraction would round differently wherever the compiler sees a chance, and results must not depend on it.
 EXACT_FLAGS = ("-ffp-contract=off",)
+PER_ISA_SOURCES = ("attend.cpp", "project.cpp")
 AVX2_FLAGS = ("-mavx2", "-mfma")
 AVX512_FLAGS = (*AVX2_FLAGS, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512bf16")
 
@@ -46,12 +47,15 @@ class Unit:
 
 def cpu_units() -> list[Unit]:
     """The CPU kernels: what computes once for each instruction set, the rest once."""
-    cpu = HERE / "cpu"
-    units = [Unit(path) for path in sorted(cpu.glob("*.cpp")) if path.name != "attend.cpp"]
-    flags: list[tuple[str, ...]] = [()]
+    isas: list[tuple[str, ...]] = [()]
     if platform.machine() in ("x86_64", "AMD64"):
-        flags += [AVX2_FLAGS, AVX512_FLAGS]
-    return units + [Unit(cpu / "attend.cpp", isa_flags) for isa_flags in flags]
+        isas += [AVX2_FLAGS, AVX512_FLAGS]
+    sources = sorted((HERE / "cpu").glob("*.cpp"))
+    return [
+        Unit(source, flags)
+        for source in sources
+        for flags in (isas if source.name in PER_ISA_SOURCES else [()])
+    ]
 
 
 def cpu_library(progress: Progress | None = None) -> Path:

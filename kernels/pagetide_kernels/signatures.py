@@ -1,7 +1,8 @@
 """The table of kernels: what each takes, the same on every device.
 
 Symbols: T tokens of the step, B sequences, M blocks a block-table row can hold, N blocks in the cache,
-Hq query heads, Hkv KV heads, D head size. A block holds BLOCK_SIZE tokens.
+Hq query heads, Hkv KV heads, D head size. A block holds BLOCK_SIZE tokens. A linear layer has K inputs and
+N outputs in C columns of LANES.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import torch
 from pagetide_kernels.binding import Layout, ScalarParam, Signature, TensorParam
 
 BLOCK_SIZE = 16
+LANES = 16
 
 _ROWS = Layout.ROWS
 _FLOATS = (torch.bfloat16, torch.float32)
@@ -49,4 +51,17 @@ WRITE_KV = Signature(
     dims=("T", "N", "Hkv", "D"),
     dtypes={"element": _FLOATS},
     multiples={"Hkv": 1, "D": 16},
+)
+
+LINEAR = Signature(
+    "linear",
+    tensors=(
+        TensorParam("out", ("T", "N"), "element", layout=_ROWS, output=True),
+        TensorParam("input", ("T", "K"), "element", layout=_ROWS, align=4),
+        TensorParam("weight", ("C", "K", LANES), "element"),
+        TensorParam("bias", ("N",), "element", optional=True),
+    ),
+    dims=("T", "N", "K", "C"),
+    dtypes={"element": _FLOATS},
+    multiples={"K": 2},
 )

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from pagetide_kernels import build
 from pagetide_kernels.binding import ArgumentError, Number, Signature
-from pagetide_kernels.signatures import PAGED_ATTENTION, WRITE_KV
+from pagetide_kernels.signatures import LANES, LINEAR, PAGED_ATTENTION, WRITE_KV
 
 ISAS = ("plain", "avx2", "avx512")
 
@@ -40,6 +40,31 @@ def paged_attention(tensors: Sequence[Tensor | None], scalars: Sequence[Number])
 def write_kv(tensors: Sequence[Tensor | None], scalars: Sequence[Number]) -> None:
     """See `ops.write_kv`; arguments in the order of the signature."""
     _call(WRITE_KV, tensors, scalars)
+
+
+def pack_linear(weight: Tensor) -> Tensor:
+    """[N, K] to [C, K, 16]: C columns of sixteen outputs, each a stream over K; zeros beyond N.
+
+    In bfloat16 two neighbours of K lie side by side, as the CPU's dot product wants them.
+    """
+    num_outputs, num_inputs = weight.shape
+    per_word = 4 // weight.itemsize
+    padded = torch.nn.functional.pad(weight, (0, 0, 0, -num_outputs % LANES))
+    words = padded.view(-1, LANES, num_inputs // per_word, per_word)
+    return words.transpose(1, 2).contiguous().view(-1, num_inputs, LANES)
+
+
+def unpacked_rows(packed: Tensor, rows: Tensor) -> Tensor:
+    """Rows of the weight that `pack_linear` packed: [S, K] for [S] int64."""
+    num_inputs = packed.shape[1]
+    per_word = 4 // packed.itemsize
+    words = packed.view(-1, num_inputs // per_word, LANES, per_word)
+    return words[rows // LANES, :, rows % LANES].view(-1, num_inputs)
+
+
+def linear(tensors: Sequence[Tensor | None], scalars: Sequence[Number]) -> None:
+    """See `ops.linear`; arguments in the order of the signature."""
+    _call(LINEAR, tensors, scalars)
 
 
 def supported_isas() -> tuple[str, ...]:
@@ -80,8 +105,8 @@ _functions: dict[tuple[str, torch.dtype], _Function] = {}
 def _function(name: str, dtype: torch.dtype) -> _Function:
     function = _functions.get((name, dtype))
     if function is None:
-        _export(PAGED_ATTENTION)
-        _export(WRITE_KV)
+        for signature in (PAGED_ATTENTION, WRITE_KV, LINEAR):
+            _export(signature)
         function = _functions[name, dtype]
     return function
 

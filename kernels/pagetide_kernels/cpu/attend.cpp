@@ -178,7 +178,7 @@ class Worker {
     const int64_t words = words_per_row();
     const Product<Word> scoring{{queries_ + row * words, words}, {keys_, kTileTokens}, {dots_, kTileTokens},
                                 words_per_row(), nullptr};
-    multiply(count, tile.blocks, scoring);
+    multiply<kMaxRows>(count, tile.blocks, scoring);
     float factors[kMaxRows];
     for (int i = 0; i < count; ++i) {
       const Range visible = shifted(call_.visible(position(row + i)), tile.base);
@@ -188,7 +188,7 @@ class Worker {
     const int depth = tile.blocks * kBlockTokens / Pack::kPerWord;
     const Product<Word> weighting{{probabilities_, kTileDepth}, {values_, call_.head_size},
                                   {state(states_, row).values(), call_.state_size()}, depth, factors};
-    multiply(count, call_.head_size / kLanes, weighting);
+    multiply<kMaxRows>(count, call_.head_size / kLanes, weighting);
   }
 
   const AttentionCall& call_;

@@ -202,31 +202,10 @@ class Plan {
   int64_t nanoseconds_ = 0;
 };
 
-struct KernelsOfIsas {
-  const AttentionKernels& plain;
-#if defined(__x86_64__)
-  const AttentionKernels& avx2;
-  const AttentionKernels& avx512;
-#endif
+const PerIsa<AttentionKernels> kBf16 = PAGETIDE_PER_ISA(attention_bf16);
+const PerIsa<AttentionKernels> kF32 = PAGETIDE_PER_ISA(attention_f32);
 
-  const AttentionKernels& current() const {
-#if defined(__x86_64__)
-    if (current_isa() == Isa::avx512) return avx512;
-    if (current_isa() == Isa::avx2) return avx2;
-#endif
-    return plain;
-  }
-};
-
-#if defined(__x86_64__)
-const KernelsOfIsas kBf16{plain::attention_bf16, avx2::attention_bf16, avx512::attention_bf16};
-const KernelsOfIsas kF32{plain::attention_f32, avx2::attention_f32, avx512::attention_f32};
-#else
-const KernelsOfIsas kBf16{plain::attention_bf16};
-const KernelsOfIsas kF32{plain::attention_f32};
-#endif
-
-const char* paged_attention(const AttentionCall& call, const KernelsOfIsas& kernels) {
+const char* paged_attention(const AttentionCall& call, const PerIsa<AttentionKernels>& kernels) {
   if (const char* problem = call_problem(call)) return problem;
   Plan(call).run(kernels.current());
   return nullptr;

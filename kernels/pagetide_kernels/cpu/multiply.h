@@ -16,10 +16,22 @@ struct Matrix {
   PAGETIDE_INLINE T* row(int64_t i) const { return data + i * stride; }
 };
 
+// Columns of vectors of words: `stride` from one to the next along the depth, `column_stride` to the next column.
+template <class Word>
+struct Columns {
+  const Word* data;
+  int64_t stride;
+  int64_t column_stride = kLanes;
+
+  PAGETIDE_INLINE const Word* at(int64_t i, int64_t column) const {
+    return data + i * stride + column * column_stride;
+  }
+};
+
 template <class Word>
 struct Product {
   Matrix<const Word> a;  // rows x depth
-  Matrix<const Word> b;  // depth x columns * kLanes
+  Columns<Word> b;       // depth x columns
   Matrix<float> c;       // rows x columns * kLanes
   int depth;
   const float* factors;  // one for each row of c; null: c starts from zero
@@ -38,7 +50,7 @@ void multiply_block(const Product<Word>& p) {
   }
   for (int i = 0; i < p.depth; ++i) {
     decltype(load_words(p.b.data)) b[kColumns];
-    PAGETIDE_UNROLL for (int c = 0; c < kColumns; ++c) b[c] = load_words(p.b.row(i) + c * kLanes);
+    PAGETIDE_UNROLL for (int c = 0; c < kColumns; ++c) b[c] = load_words(p.b.at(i, c));
     PAGETIDE_UNROLL for (int r = 0; r < kRows; ++r) {
       const auto a = fill_words(p.a.row(r)[i]);
       PAGETIDE_UNROLL for (int c = 0; c < kColumns; ++c) sums[r][c] = multiply_accumulate(a, b[c], sums[r][c]);
@@ -61,13 +73,13 @@ void multiply_sized(int rows, int columns, const Product<Word>& p) {
   multiply_block<kRows, kColumns>(p);
 }
 
-// rows <= kMaxRows; any number of columns, counted in vectors.
-template <class Word>
+// rows <= kMost; any number of columns, counted in vectors.
+template <int kMost, class Word>
 void multiply(int rows, int columns, Product<Word> p) {
   for (int done = 0; done < columns; done += kMaxColumns) {
     const int left = columns - done;
-    multiply_sized<kMaxRows, kMaxColumns>(rows, left < kMaxColumns ? left : kMaxColumns, p);
-    p.b.data += kMaxColumns * kLanes;
+    multiply_sized<kMost, kMaxColumns>(rows, left < kMaxColumns ? left : kMaxColumns, p);
+    p.b.data += kMaxColumns * p.b.column_stride;
     p.c.data += kMaxColumns * kLanes;
   }
 }

@@ -1,20 +1,13 @@
-// How elements are packed into the words that `multiply` contracts.
-//
-// A word holds kPerWord neighbours along the contracted dimension: one float, or, where the CPU has a
-// bf16 dot product, a pair of bf16. Scores contract over the head size, so a key word holds neighbouring
+// How attention packs its operands into the words that `multiply` contracts. Scores contract over the head size, so a key word holds neighbouring
 // elements of one token; outputs contract over tokens, so a value word holds one element of
 // neighbouring tokens.
 #pragma once
 
 #include <cstring>
 
-#include "vector.h"
+#include "words.h"
 
 namespace pagetide::PAGETIDE_ISA {
-
-PAGETIDE_INLINE Vec load_words(const float* words) { return kept(load(words)); }
-PAGETIDE_INLINE Vec fill_words(float word) { return fill(word); }
-PAGETIDE_INLINE Vec multiply_accumulate(Vec a, Vec b, Vec sum) { return multiply_add(a, b, sum); }
 
 // Every element is widened to a float.
 template <class Element>
@@ -51,30 +44,6 @@ struct Operands {
 };
 
 #if defined(__AVX512BF16__)
-
-struct BfloatPair {
-  bfloat16 first;
-  bfloat16 second;
-};
-
-struct PairVec {
-  __m512i lanes;
-};
-
-PAGETIDE_INLINE PairVec load_words(const BfloatPair* words) {
-  return {kept(_mm512_loadu_si512(words))};
-}
-
-PAGETIDE_INLINE PairVec fill_words(BfloatPair word) {
-  int32_t bits;
-  std::memcpy(&bits, &word, sizeof bits);
-  return {_mm512_set1_epi32(bits)};
-}
-
-PAGETIDE_INLINE Vec multiply_accumulate(PairVec a, PairVec b, Vec sum) {
-  const auto left = reinterpret_cast<__m512bh>(a.lanes);
-  return {_mm512_dpbf16_ps(sum.lanes, left, reinterpret_cast<__m512bh>(b.lanes))};
-}
 
 template <>
 struct Operands<bfloat16> {

@@ -10,6 +10,7 @@ namespace pagetide::PAGETIDE_ISA {
 // Largest block of accumulators that stays in registers: rows x vectors.
 constexpr int kMaxRows = 4;
 constexpr int kMaxColumns = 1;
+constexpr int kLinearRows = 4;
 
 struct Vec {
   __m256 low;
@@ -28,6 +29,19 @@ PAGETIDE_INLINE __m256 widen(const bfloat16* in) {
 }
 
 PAGETIDE_INLINE Vec load(const bfloat16* in) { return {widen(in), widen(in + 8)}; }
+
+// The first (0) or second (1) bf16 of each of sixteen pairs.
+template <int kHalf>
+PAGETIDE_INLINE __m256 widen_half(const void* pairs) {
+  const __m256i bits = _mm256_loadu_si256(static_cast<const __m256i*>(pairs));
+  const __m256i upper = _mm256_and_si256(bits, _mm256_set1_epi32(static_cast<int>(0xffff0000)));
+  return _mm256_castsi256_ps(kHalf == 0 ? _mm256_slli_epi32(bits, 16) : upper);
+}
+
+template <int kHalf>
+PAGETIDE_INLINE Vec load_halves(const void* pairs) {
+  return {widen_half<kHalf>(pairs), widen_half<kHalf>(static_cast<const char*>(pairs) + 32)};
+}
 
 PAGETIDE_INLINE void store(Vec v, float* out) {
   _mm256_storeu_ps(out, v.low);

@@ -11,6 +11,7 @@ namespace pagetide::PAGETIDE_ISA {
 // Largest block of accumulators that stays in registers: rows x vectors.
 constexpr int kMaxRows = 2;
 constexpr int kMaxColumns = 1;
+constexpr int kLinearRows = 2;
 
 struct Vec {
   float lane[kLanes];
@@ -47,6 +48,14 @@ PAGETIDE_INLINE Vec load(const float* in) {
 
 PAGETIDE_INLINE Vec load(const bfloat16* in) {
   return Vec::each([=](int i) { return float_of(uint32_t{in[i].bits} << 16); });
+}
+
+// The first (0) or second (1) bf16 of each of sixteen pairs.
+template <int kHalf>
+PAGETIDE_INLINE Vec load_halves(const void* pairs) {
+  uint32_t bits[kLanes];
+  std::memcpy(bits, pairs, sizeof bits);
+  return Vec::each([&](int i) { return float_of(kHalf == 0 ? bits[i] << 16 : bits[i] & 0xffff0000); });
 }
 
 PAGETIDE_INLINE void store(Vec v, float* out) { std::memcpy(out, v.lane, sizeof v.lane); }
