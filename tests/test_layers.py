@@ -165,7 +165,7 @@ def test_a_model_py_only_names_the_adapter() -> None:
 
 
 def _code_files() -> list[Path]:
-    folders = ("backend_src", "kernels", "client", "loadtest", "deploy", "model_repository")
+    folders = ("backend_src", "kernels", "client", "loadtest", "benchmarks", "deploy", "model_repository")
     suffixes = {".py", ".cpp", ".cu", ".cuh", ".h", ".hpp"}
     return sorted(p for folder in folders for p in (ROOT / folder).rglob("*") if p.suffix in suffixes)
 
