@@ -9,7 +9,7 @@ from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 
 from pagetide.checkpoint import WeightsError, read_optional_json
-from pagetide.tokenizer_parts import TokenizerParts, frame_with
+from pagetide.tokenizer_parts import TokenizerParts
 
 _SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 _ADDED_TOKEN_FLAGS = ("lstrip", "rstrip", "single_word", "normalized", "special")
@@ -19,15 +19,14 @@ _TEMPLATE_FILE = "chat_template.jinja"
 def read_directory(path: Path) -> TokenizerParts:
     """Reads `tokenizer.json` and the small files beside it; a missing or broken one raises WeightsError.
 
-    A directory with only `tokenizer.model` is converted by transformers, which takes seconds to import.
+    What surrounds a text (BOS, EOS) is `tokenizer.json`'s to say, as in transformers 5, whatever flags
+    older configurations carry. A directory with only `tokenizer.model` is converted by transformers,
+    which takes seconds to import.
     """
     config = read_optional_json(path / "tokenizer_config.json")
     special_tokens = _special_tokens(path, config)
     backend = _read_backend(path)
     _add_tokens(backend, config, special_tokens)
-    if "add_bos_token" in config or "add_eos_token" in config:
-        bos = special_tokens.get("bos_token") if config.get("add_bos_token") else None
-        frame_with(backend, bos, special_tokens.get("eos_token") if config.get("add_eos_token") else None)
     return TokenizerParts(
         backend, special_tokens, _end_ids(path, backend, special_tokens), _chat_template(path, config)
     )
