@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -71,14 +71,21 @@ def wait_until_running(metrics_url: str) -> Callable[[int], None]:
     return wait
 
 
+def _answers_nothing(request: pb.ModelInferRequest, context: grpc.ServicerContext) -> Iterator[Any]:
+    yield from ()
+
+
 @pytest.fixture
-def scripted() -> Iterator[Callable[[Script], str]]:
-    """Starts a gRPC server whose streams answer as a function says; gives its address."""
+def scripted() -> Iterator[Callable[..., str]]:
+    """Starts a gRPC server whose streams answer as a function says; gives its address.
+
+    `states` are those of its one model, each time it is asked for; the last one stays.
+    """
     servers = []
 
-    def start(script: Script) -> str:
+    def start(script: Script = _answers_nothing, states: Sequence[str] = ("READY",)) -> str:
         server = grpc.server(ThreadPoolExecutor(8))
-        service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(_Scripted(script), server)
+        service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(_Scripted(script, states), server)
         port = server.add_insecure_port("127.0.0.1:0")
         server.start()
         servers.append(server)
@@ -90,15 +97,17 @@ def scripted() -> Iterator[Callable[[Script], str]]:
 
 
 class _Scripted(service_pb2_grpc.GRPCInferenceServiceServicer):
-    def __init__(self, script: Script) -> None:
+    def __init__(self, script: Script, states: Sequence[str]) -> None:
         self._script = script
+        self._states = list(states)
 
     def ServerLive(self, request: Any, context: Any) -> Any:  # noqa: N802 - the name of the gRPC method
         return pb.ServerLiveResponse(live=True)
 
     def RepositoryIndex(self, request: Any, context: Any) -> Any:  # noqa: N802
         index = pb.RepositoryIndexResponse()
-        index.models.add(name="scripted", version="1", state="READY")
+        state = self._states.pop(0) if len(self._states) > 1 else self._states[0]
+        index.models.add(name="scripted", version="1", state=state)
         return index
 
     def ModelStreamInfer(self, requests: Any, context: Any) -> Iterator[Any]:  # noqa: N802

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import io
+import json
+from collections.abc import Callable
 
+from client_world import run_pagetide
 from rich.console import Console
 
 from pagetide_client import ModelVersion
 from pagetide_client.cli.models import table
 
 BROKEN = ModelVersion(
-    "broken", "3", "UNAVAILABLE", "Internal: model.safetensors is cut off\n  at byte 12 [red]"
+    "broken", "3", "UNAVAILABLE", "Internal: model.safetensors is cut off\n  at byte 12 [red]\n\nAt:\n x.py"
 )
 
 
@@ -32,3 +35,15 @@ def test_a_narrow_terminal_folds_the_reason_and_loses_nothing() -> None:
     folded = [line[30:].rstrip() for line in drawn(50).splitlines()[2:]]
     assert " ".join(folded) == "Internal: model.safetensors is cut off at byte 12 [red]"
     assert len(folded) > 1
+
+
+def test_waiting_ends_when_nothing_loads_any_more(scripted: Callable[..., str]) -> None:
+    url = scripted(states=["LOADING", "LOADING", "UNAVAILABLE"])
+    (waited,) = json.loads(run_pagetide("models", "--json", "--wait-s", "60", "--url", url).stdout)
+    assert waited["state"] == "UNAVAILABLE"
+
+
+def test_not_waiting_shows_what_is(scripted: Callable[..., str]) -> None:
+    url = scripted(states=["LOADING", "READY"])
+    (shown,) = json.loads(run_pagetide("models", "--json", "--url", url).stdout)
+    assert shown["state"] == "LOADING"
