@@ -5,10 +5,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import fields
 
 import pytest
 
-from pagetide_client import Cancelled, Client, InvalidRequest, ModelNotFound, Timeout, Timeouts
+from pagetide.request import SamplingParams
+from pagetide_client import Cancelled, Client, InvalidRequest, ModelNotFound, Sampling, Timeout, Timeouts
 
 pytestmark = pytest.mark.server
 
@@ -154,3 +156,7 @@ def test_models_lists_versions_and_states(client: Client) -> None:
     (model,) = client.models()
     assert (model.name, model.version, model.ready) == ("smollm2", "1", True)
     assert client.ready()
+
+
+def test_the_client_knows_the_servers_sampling_parameters() -> None:
+    assert set(Sampling.__annotations__) == {field.name for field in fields(SamplingParams)}
