@@ -17,6 +17,8 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Iterable
 
+from pagetide.prefix_index import Content, PrefixIndex
+
 
 class OutOfBlocksError(Exception):
     """More blocks were asked for than are blank or cached."""
@@ -41,11 +43,10 @@ class BlockPool:
 
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
+        self.index = PrefixIndex()
         self._refs = array("i", bytes(4 * num_blocks))
         self._blank = list(range(num_blocks - 1, -1, -1))
         self._cached: OrderedDict[int, None] = OrderedDict()
-        self._hash_of: dict[int, bytes] = {}
-        self._block_of: dict[bytes, int] = {}
 
     @property
     def num_free(self) -> int:
@@ -69,10 +70,6 @@ class BlockPool:
             self._refs[block] = 1
         return blocks
 
-    def find(self, content: bytes) -> int | None:
-        """The block with this content, held or cached."""
-        return self._block_of.get(content)
-
     def is_held(self, block: int) -> bool:
         return self._refs[block] > 0
 
@@ -84,7 +81,7 @@ class BlockPool:
         return "held" if self._refs[block] else "cached" if block in self._cached else "blank"
 
     def hold(self, block: int) -> None:
-        """One more reference to a block that `find` returned."""
+        """One more reference to a block that was found in the index."""
         if self._refs[block] == 0:
             del self._cached[block]
         self._refs[block] += 1
@@ -96,19 +93,13 @@ class BlockPool:
             if self._refs[block] == 0:
                 self._retire(block)
 
-    def publish(self, block: int, content: bytes) -> bool:
+    def publish(self, block: int, content: Content) -> bool:
         """Let others find a held block by its content. False if another block already has it."""
-        if content in self._block_of:
-            return False
-        self._block_of[content] = block
-        self._hash_of[block] = content
-        return True
+        return self.index.add(block, content)
 
     def retract(self, block: int) -> None:
         """Forget a held block's content: it was never written, or can't be trusted."""
-        content = self._hash_of.pop(block, None)
-        if content is not None:
-            del self._block_of[content]
+        self.index.remove(block)
 
     def check(self) -> None:
         """Conservation: blank + cached + held = all, each block in one state. Raises RuntimeError."""
@@ -121,18 +112,17 @@ class BlockPool:
             )
         if any(self._refs[block] != 0 for block in states):
             raise RuntimeError("a block is held and free at once")
-        if set(self._hash_of.values()) != set(self._block_of):
-            raise RuntimeError("the hash index is out of step with the blocks")
+        self.index.check()
 
     def _take(self) -> int:
         if self._blank:
             return self._blank.pop()
         block, _ = self._cached.popitem(last=False)
-        self.retract(block)
+        self.index.remove(block)
         return block
 
     def _retire(self, block: int) -> None:
-        if block in self._hash_of:
+        if block in self.index:
             self._cached[block] = None
         else:
             self._blank.append(block)

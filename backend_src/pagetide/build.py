@@ -16,10 +16,13 @@ from pagetide import tokenizer, weights
 from pagetide.block_pool import BlockPool, chain_root
 from pagetide.config import BLOCK_SIZE, Settings, SettingsError
 from pagetide.engine import Engine
+from pagetide.limits import Limits
 from pagetide.model import Decoder
+from pagetide.probe import check_target
 from pagetide.runner import Runner, kv_block_bytes
-from pagetide.scheduler import Limits, Scheduler
+from pagetide.scheduler import Scheduler
 from pagetide.stats import StepStats
+from pagetide.tenant_policy import parse_policies
 from pagetide.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
@@ -46,7 +49,10 @@ def build(settings: Settings, directory: Path, on_step: Callable[[StepStats], No
     path = resolve(settings.model, directory)
     text = tokenizer.load(path)
     model = weights.load(path, dtype=_DTYPES[settings.dtype], device=device_of(settings))
-    engine = Engine(_scheduler(settings, model), _runner(settings, model), settings.max_waiting, on_step)
+    runner = _runner(settings, model)
+    if settings.target_itl_ms is not None:
+        check_target(settings.target_itl_ms, runner)
+    engine = Engine(_scheduler(settings, model), runner, settings.max_waiting, on_step)
     return Built(engine, text, model.config.eos_token_ids | text.eos_token_ids, model.config.vocab_size)
 
 
@@ -79,12 +85,27 @@ def device_of(settings: Settings) -> torch.device:
 
 def _scheduler(settings: Settings, model: Decoder) -> Scheduler:
     pool = BlockPool(_num_blocks(settings, model))
-    longest = min(settings.max_model_len or model.config.max_model_len, model.config.max_model_len)
-    limits = Limits(settings.max_step_tokens, settings.max_running, longest)
     root = partial(chain_root, model.content_id) if settings.prefix_cache else None
-    scheduler = Scheduler(pool, limits, root)
+    scheduler = Scheduler(pool, _limits(settings, model), root, policies=parse_policies(settings.tenants))
+    if settings.max_model_len is not None and scheduler.longest < scheduler.limits.max_model_len:
+        raise SettingsError(
+            f"kv_cache_bytes is {settings.kv_cache_bytes}, which holds {scheduler.longest} tokens; "
+            f"one request of max_model_len ({scheduler.limits.max_model_len}) needs more"
+        )
     log.info("%d KV blocks of %d tokens; longest request %d", pool.num_blocks, BLOCK_SIZE, scheduler.longest)
     return scheduler
+
+
+def _limits(settings: Settings, model: Decoder) -> Limits:
+    return Limits(
+        settings.max_step_tokens,
+        settings.max_running,
+        min(settings.max_model_len or model.config.max_model_len, model.config.max_model_len),
+        max_preemptions=settings.max_preemptions,
+        ageing_s=settings.priority_ageing_s,
+        target_itl_s=None if settings.target_itl_ms is None else settings.target_itl_ms / 1e3,
+        offline=settings.offline,
+    )
 
 
 def _runner(settings: Settings, model: Decoder) -> Runner:

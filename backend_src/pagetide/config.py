@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 BLOCK_SIZE = 16
@@ -27,6 +29,9 @@ class Settings:
     `model` is a directory, a GGUF file, or a package reference `package:file` resolved at load.
     `kv_cache_bytes` bounds the KV cache: it is claimed at start and never grows.
     `max_model_len` None takes what the checkpoint was trained for. `num_threads` 0 takes every core.
+    `tenants` gives shares and limits by name (`tenant_policy.parse_policies`); one step of priority is
+    worth `priority_ageing_s` of waiting; no sequence is preempted more than `max_preemptions` times.
+    `target_itl_ms` is what streams should wait between tokens at most; `offline` wants throughput only.
     """
 
     model: str = "."
@@ -39,6 +44,11 @@ class Settings:
     max_model_len: int | None = None
     max_prompt_bytes: int = 4 * 2**20
     prefix_cache: bool = True
+    tenants: Mapping[str, Any] = field(default_factory=dict)
+    priority_ageing_s: float = 10.0
+    max_preemptions: int = 3
+    target_itl_ms: float | None = None
+    offline: bool = False
     num_threads: int = 0
     num_senders: int = 2
 
@@ -57,6 +67,10 @@ class Settings:
         for name in ("kv_cache_bytes", "max_step_tokens", "max_running", "max_waiting", "max_prompt_bytes"):
             _at_least(name, getattr(self, name), 1)
         _at_least("num_threads", self.num_threads, 0)
+        _at_least("max_preemptions", self.max_preemptions, 0)
+        _above_zero("priority_ageing_s", self.priority_ageing_s)
+        if self.target_itl_ms is not None:
+            _above_zero("target_itl_ms", self.target_itl_ms)
         _at_least("num_senders", self.num_senders, 1)
         if self.max_model_len is not None:
             _at_least("max_model_len", self.max_model_len, 2)
@@ -79,9 +93,11 @@ def _convert(name: str, annotation: str, value: Any) -> Any:
         return _text(name, value)
     if annotation == "bool":
         return _boolean(name, value)
+    if annotation.startswith("Mapping"):
+        return _object(name, value)
     if value is None and "None" in annotation:
         return None
-    return _integer(name, value)
+    return _number(name, value) if annotation.startswith("float") else _integer(name, value)
 
 
 def _text(name: str, value: Any) -> str:
@@ -104,6 +120,32 @@ def _integer(name: str, value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
         raise SettingsError(f"{name} is {value!r}; it must be a whole number")
     return value
+
+
+def _number(name: str, value: Any) -> float:
+    try:
+        number = float("nan" if isinstance(value, bool) else value)
+    except (TypeError, ValueError):
+        number = math.nan
+    if not math.isfinite(number):
+        raise SettingsError(f"{name} is {value!r}; it must be a finite number")
+    return number
+
+
+def _object(name: str, value: Any) -> Mapping[str, Any]:
+    """A JSON object, or its text: `config.pbtxt` has only strings."""
+    try:
+        parsed = json.loads(value) if isinstance(value, str) else value
+    except ValueError:
+        parsed = None
+    if not isinstance(parsed, Mapping):
+        raise SettingsError(f"{name} is {value!r}; it must be a JSON object")
+    return parsed
+
+
+def _above_zero(name: str, value: float) -> None:
+    if value <= 0:
+        raise SettingsError(f"{name} is {value}; it must be above 0")
 
 
 def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:

@@ -9,12 +9,14 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Protocol
 
 from pagetide.request import FinishReason, Request
-from pagetide.scheduler import Delivery, Scheduler
+from pagetide.roster import Delivery
+from pagetide.scheduler import Scheduler
 from pagetide.stats import StepStats
 from pagetide.step import StepPlan, StepResult
 
@@ -66,6 +68,7 @@ class Engine:
         self._draining = False
         self._failure: str | None = None
         self._busy_since_s: float | None = None
+        self._planned_nothing = False
 
     @property
     def max_model_len(self) -> int:
@@ -91,7 +94,7 @@ class Engine:
         self._inbox.put(request)
 
     def abort(self, request_id: int, reason: FinishReason = FinishReason.CANCELLED) -> None:
-        """End a request before the next step: its sink gets `reason` last. Any thread; a no-op once it ended."""
+        """End a request before the next step: its sink gets `reason` last. Any thread; no-op once ended."""
         self._inbox.put(_Abort(request_id, reason))
 
     def drain(self, timeout_s: float) -> bool:
@@ -141,15 +144,19 @@ class Engine:
 
     def _receive(self, wait: bool) -> None:
         """Take every message that is there; with nothing to compute, sleep until one comes."""
-        if self._scheduler.is_idle and wait:
+        if wait and self._scheduler.is_idle:
             self._scheduler.check()
             self._report(num_tokens=0, step_s=0.0)
             self._handle(self._inbox.get())
-        while True:
-            try:
-                self._handle(self._inbox.get_nowait())
-            except Empty:
-                return
+        elif wait and self._planned_nothing:
+            self._sleep(self._scheduler.pause_s())
+        while not self._inbox.empty():
+            self._handle(self._inbox.get())
+
+    def _sleep(self, most_s: float | None) -> None:
+        """Everyone who waits is held back, by a rate limit at least: until a message or the time comes."""
+        with suppress(Empty):
+            self._handle(self._inbox.get(timeout=most_s))
 
     def _handle(self, message: Request | _Abort | _Wake) -> None:
         if isinstance(message, Request):
@@ -161,12 +168,15 @@ class Engine:
 
     def _step(self) -> None:
         plan = self._scheduler.plan()
+        self._planned_nothing = plan is None
         if plan is None:
             return
         started_s = self._busy_since_s = self._clock()
         self._deliver(self._compute(plan))
+        step_s = self._clock() - started_s
         self._busy_since_s = None
-        self._report(plan.num_tokens, self._clock() - started_s)
+        self._scheduler.observe(step_s)
+        self._report(plan.num_tokens, step_s)
 
     def _compute(self, plan: StepPlan) -> list[Delivery]:
         """An exception in the model step ends that step's requests; the others never notice."""
@@ -197,8 +207,9 @@ class Engine:
                 num_generated=tally.num_generated,
                 prefix_queries=tally.prefix_queries,
                 prefix_hits=tally.prefix_hits,
-                num_preemptions=tally.num_preemptions,
+                num_preemptions=tally.preemptions.total(),
                 step_s=step_s,
+                preemptions=tally.preemptions,
             )
         )
 

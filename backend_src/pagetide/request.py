@@ -123,7 +123,9 @@ class Sequence:
     """One token list that grows: prompt + output. Owned by the scheduler, on the engine thread.
 
     `tokens[:num_computed]` have their KV in `block_table`; `block_hashes[i]` names the content of the
-    first `i + 1` blocks' tokens. Preemption empties `block_table` and sets `num_computed` to 0.
+    first `i + 1` blocks' tokens, and the first `num_hit_blocks` of `block_table` were found, not computed.
+    Preemption empties `block_table` and sets `num_computed` to 0; `num_charged` tokens have been counted
+    for its tenant, so that none is counted twice.
     `seed` (64 bits, unsigned) is the request's, or was drawn for it. Lower ids arrived earlier.
     """
 
@@ -135,6 +137,8 @@ class Sequence:
     num_computed: int = 0
     block_table: array[int] = field(default_factory=lambda: array("i"))
     block_hashes: list[bytes] = field(default_factory=list)
+    num_hit_blocks: int = 0
+    num_charged: int = 0
     num_prefix_hit_tokens: int = 0
     num_preemptions: int = 0
     scheduled_s: float | None = None
@@ -152,6 +156,11 @@ class Sequence:
     @property
     def num_output_tokens(self) -> int:
         return len(self.tokens) - len(self.request.prompt_ids)
+
+    @property
+    def most_left(self) -> int:
+        """Tokens it may still generate."""
+        return self.request.params.max_tokens - self.num_output_tokens
 
     def finish_reason(self, token: int, max_model_len: int) -> tuple[FinishReason | None, int | None]:
         """Whether `token`, the last one, ends the sequence: the reason, and the stop token if it did."""

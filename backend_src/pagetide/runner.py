@@ -13,7 +13,7 @@ from pagetide import sampler
 from pagetide.config import BLOCK_SIZE
 from pagetide.layers import AttentionBatch
 from pagetide.model import Decoder
-from pagetide.step import StepPlan, StepResult
+from pagetide.step import BlockCopy, StepPlan, StepResult
 
 Ints = npt.NDArray[np.int64]
 
@@ -36,11 +36,13 @@ class Runner:
         config = model.config
         shape = (num_blocks, 2, config.num_kv_heads, BLOCK_SIZE, config.head_dim)
         self._kv_caches = [
-            torch.empty(shape, dtype=model.dtype, device=model.device).zero_() for _ in range(config.num_layers)
+            torch.empty(shape, dtype=model.dtype, device=model.device).zero_()
+            for _ in range(config.num_layers)
         ]
 
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> StepResult:
+        self._copy_blocks(plan.copies)
         batch = _Batch(plan)
         logits = self._model.forward(
             self._to_device(np.frombuffer(plan.token_ids, np.int32)),
@@ -53,6 +55,14 @@ class Runner:
             return StepResult([], [])
         return StepResult(*sampler.sample(logits, plan.sampled))
 
+    def _copy_blocks(self, copies: list[BlockCopy]) -> None:
+        """No target is another's source, so all go at once."""
+        if copies:
+            sources = self._to_device(np.array([copy.source for copy in copies]))
+            targets = self._to_device(np.array([copy.target for copy in copies]))
+            for cache in self._kv_caches:
+                cache.index_copy_(0, targets, cache.index_select(0, sources))
+
     def _attention(self, batch: _Batch) -> AttentionBatch:
         return AttentionBatch(
             block_table=self._to_device(batch.block_table, torch.int32),
@@ -62,7 +72,9 @@ class Runner:
             max_query_len=batch.max_query_len,
         )
 
-    def _to_device(self, values: npt.NDArray[np.integer[Any]], dtype: torch.dtype = torch.int64) -> torch.Tensor:
+    def _to_device(
+        self, values: npt.NDArray[np.integer[Any]], dtype: torch.dtype = torch.int64
+    ) -> torch.Tensor:
         return torch.from_numpy(values).to(self._model.device, dtype)
 
 

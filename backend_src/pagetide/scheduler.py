@@ -5,24 +5,22 @@ step gives it some of the difference within the token budget: chunked prefill, p
 resumption after preemption are all this one case. (Iteration-level scheduling: Orca, OSDI'22; paged
 blocks: vLLM, SOSP'23; chunks beside decodes: Sarathi-Serve, OSDI'24.)
 
-Age decides: an older sequence takes blocks only from younger ones, the youngest first, so the oldest
-always gets on and every request ends.
+Every request ends: each is preempted at most `max_preemptions` times, and one that was is started again
+only when its longest length fits, which is then kept free for it.
 """
 
 from __future__ import annotations
 
-import heapq
-import itertools
-import secrets
 import time
-from array import array
-from collections import OrderedDict
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Mapping
 
+from pagetide.admission import PeakEstimate
 from pagetide.block_pool import BlockPool
 from pagetide.block_tables import BlockTables
 from pagetide.config import BLOCK_SIZE
+from pagetide.draft import Draft
+from pagetide.limits import Limits
+from pagetide.policy import Policy
 from pagetide.request import (
     FinishReason,
     Output,
@@ -32,53 +30,23 @@ from pagetide.request import (
     Status,
     TokenLogprobs,
 )
+from pagetide.roster import Delivery, Roster
+from pagetide.stats import Reason, Tally
 from pagetide.step import StepPlan, StepResult
-
-_SEED_BITS = 64
+from pagetide.step_budget import StepBudget
+from pagetide.tenant_policy import TenantPolicies
+from pagetide.tenants import Tenants
 
 
 class AdmissionError(ValueError):
     """The request can never run here; the message names the field, the value and the limit."""
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What a plan may hold. `max_model_len` counts prompt and output tokens of one sequence."""
-
-    max_step_tokens: int
-    max_running: int
-    max_model_len: int
-
-
-@dataclass(slots=True)
-class Tally:
-    """Counts of one step, taken by the engine with `Scheduler.take_tally`."""
-
-    prefix_queries: int = 0
-    prefix_hits: int = 0
-    num_preemptions: int = 0
-    num_prompt_tokens: int = 0
-    num_generated: int = 0
-
-
-Delivery = tuple[Request, Output]
-
-
-@dataclass(slots=True)
-class _Draft:
-    """The plan being made: its sequences by id, the budget left, and the blocks it promises to fill."""
-
-    budget: int
-    plan: StepPlan = field(default_factory=StepPlan)
-    sequences: dict[int, Sequence] = field(default_factory=dict)
-    published: list[int] = field(default_factory=list)
-    preempted: bool = False
-
-
 class Scheduler:
     """Owns the sequences and the block pool; lives on the engine thread.
 
-    `root` is for prefix hits: see BlockTables.
+    `root` maps who may share a prefix to the hash that its first block chains to; None turns prefix hits
+    off.
     """
 
     def __init__(
@@ -87,40 +55,46 @@ class Scheduler:
         limits: Limits,
         root: Callable[[bytes], bytes] | None,
         clock: Callable[[], float] = time.monotonic,
+        policies: TenantPolicies | None = None,
+        estimate: PeakEstimate | None = None,
     ) -> None:
         self.pool = pool
         self.limits = limits
-        self._tables = BlockTables(pool, root)
+        self.tenants = Tenants(policies or TenantPolicies(), limits.ageing_s, limits.max_preemptions)
+        self._root = root
         self._clock = clock
-        self._ids = itertools.count()
-        self._by_request: dict[int, Sequence] = {}
-        self._waiting: OrderedDict[int, Sequence] = OrderedDict()
-        self._preempted: dict[int, Sequence] = {}
-        self._running: dict[int, Sequence] = {}
-        self._deadlines: list[tuple[float, int, Sequence]] = []
-        self._draft = _Draft(budget=0)
+        self._budget = StepBudget(limits.max_step_tokens, None if limits.offline else limits.target_itl_s)
+        self._tables = BlockTables(pool, None if root is None else self._root_of)
+        self._policy = Policy(limits, self._tables, self.tenants, estimate or PeakEstimate())
+        self._roster = Roster(self._tables, self.tenants, clock)
+        self._draft = Draft(self._tables, budget=0)
         self._tally = Tally()
 
     @property
     def num_running(self) -> int:
-        return len(self._running)
+        return len(self._roster.running)
 
     @property
     def num_waiting(self) -> int:
-        return len(self._waiting) + len(self._preempted)
+        return self.tenants.num_waiting
 
     @property
     def sequences(self) -> Iterable[Sequence]:
         """All that have not ended, oldest first."""
-        return self._by_request.values()
+        return self._roster.sequences
 
     @property
     def running(self) -> Iterable[Sequence]:
-        return self._running.values()
+        return self._roster.running.values()
+
+    @property
+    def planned(self) -> Mapping[int, Sequence]:
+        """The sequences of the newest plan by id, some of which may have ended since."""
+        return self._draft.sequences
 
     @property
     def is_idle(self) -> bool:
-        return not self._by_request
+        return not self._roster
 
     @property
     def longest(self) -> int:
@@ -139,50 +113,46 @@ class Scheduler:
 
     def add(self, request: Request) -> None:
         """Queue a request that passed `check_fits`."""
-        seed = request.params.seed
-        sequence = Sequence(
-            id=next(self._ids),
-            request=request,
-            tokens=array("i", request.prompt_ids),
-            seed=secrets.randbits(_SEED_BITS) if seed is None else seed % 2**_SEED_BITS,
-        )
-        self._by_request[request.id] = sequence
-        self._waiting[sequence.id] = sequence
-        if request.timeout_s is not None:
-            heapq.heappush(self._deadlines, (request.arrival_s + request.timeout_s, sequence.id, sequence))
+        self._roster.add(request)
 
     def expire(self) -> list[Delivery]:
         """End the requests whose time is over, with the tokens that they have."""
-        expired, now_s = [], self._clock()
-        while self._deadlines and self._deadlines[0][0] <= now_s:
-            sequence = heapq.heappop(self._deadlines)[2]
-            if sequence.status is not Status.FINISHED:
-                expired.append(self._finish(sequence, Output(finish_reason=FinishReason.TIMEOUT)))
-        return expired
+        return self._roster.expire()
+
+    def pause_s(self) -> float | None:
+        """When nothing was planned: seconds after which to look again, None until something comes."""
+        now_s, deadline_s = self._clock(), self._roster.next_deadline_s
+        pauses = [
+            self.tenants.throttled_s(now_s),
+            None if deadline_s is None else max(0.0, deadline_s - now_s),
+        ]
+        return min((pause for pause in pauses if pause is not None), default=None)
 
     def abort(self, request_id: int, reason: FinishReason) -> Delivery | None:
         """End a request between steps. None if it has ended already."""
-        sequence = self._by_request.get(request_id)
-        return None if sequence is None else self._finish(sequence, Output(finish_reason=reason))
+        sequence = self._roster.find(request_id)
+        return None if sequence is None else self._roster.finish(sequence, Output(finish_reason=reason))
 
     def abort_all(self, reason: FinishReason, error: str | None = None) -> list[Delivery]:
         output = Output(finish_reason=reason, error=error)
-        return [self._finish(sequence, output) for sequence in list(self._by_request.values())]
+        return [self._roster.finish(sequence, output) for sequence in list(self.sequences)]
 
     def plan(self) -> StepPlan | None:
         """The next step, running sequences first; None if there is nothing to compute."""
-        self._draft = _Draft(budget=self.limits.max_step_tokens)
-        for sequence in self._running_by_urgency():
+        decoding = sum(sequence.num_left == 1 for sequence in self.running)
+        draft = self._draft = Draft(self._tables, self._budget.tokens(decoding))
+        self._make_way(draft.budget - decoding)
+        for sequence in self._policy.by_urgency(self.running):
             self._advance(sequence)
-        if not self._draft.preempted:
+        if not draft.preempted:
             self._admit()
-        return self._draft.plan if self._draft.plan.num_tokens else None
+        self._policy.estimate.stepped(preempted=Reason.BLOCKS in draft.preempted)
+        return draft.plan if draft.plan.num_tokens else None
 
     def update(self, plan: StepPlan, result: StepResult) -> list[Delivery]:
         """Take in what the planned step produced: KV is computed, sampled rows grow by one token."""
+        self._draft.settle()
         sequences = list(self._draft.sequences.values())
-        for sequence, num_new in zip(sequences, plan.num_new, strict=True):
-            sequence.num_computed += num_new
         return [
             self._append(sequences[row], token, logprobs)
             for row, token, logprobs in zip(plan.sampled.rows, result.token_ids, result.logprobs, strict=True)
@@ -190,10 +160,13 @@ class Scheduler:
 
     def fail(self, error: str) -> list[Delivery]:
         """The planned step raised: its sequences end, and blocks that it was to fill are forgotten."""
-        for block in self._draft.published:
-            self.pool.retract(block)
+        self._draft.undo()
         output = Output(finish_reason=FinishReason.ERROR, error=error)
-        return [self._finish(sequence, output) for sequence in self._draft.sequences.values()]
+        return [self._roster.finish(sequence, output) for sequence in self._draft.sequences.values()]
+
+    def observe(self, step_s: float) -> None:
+        """What the planned step took."""
+        self._budget.observe(self._draft.plan.num_tokens, self._draft.num_decoding, step_s)
 
     def take_tally(self) -> Tally:
         tally, self._tally = self._tally, Tally()
@@ -202,103 +175,88 @@ class Scheduler:
     def check(self) -> None:
         """Raises RuntimeError if a block is lost, or held by nobody. Cheap enough for every idle moment."""
         self.pool.check()
-        held = {block for sequence in self._by_request.values() for block in sequence.block_table}
+        held = {block for sequence in self.sequences for block in sequence.block_table}
         if len(held) != self.pool.num_held:
             raise RuntimeError(f"{self.pool.num_held} blocks held, {len(held)} in block tables")
 
-    def _running_by_urgency(self) -> list[Sequence]:
-        """Decodes before prompt chunks, older before younger: long prompts never stall running streams."""
-        return sorted(self._running.values(), key=lambda s: (s.num_left > 1, s.id))
+    def _root_of(self, sequence: Sequence) -> bytes:
+        """Private to the tenant or its group, and there to those with the same salt."""
+        assert self._root is not None
+        scope = self.tenants.policies.prefix_scope(sequence.request.tenant)
+        return self._root(len(scope).to_bytes(8, "little") + scope + sequence.request.cache_salt)
 
     def _advance(self, sequence: Sequence) -> None:
-        """Plan a running sequence's next tokens, taking blocks from younger ones if it must."""
+        """Plan a running sequence's next tokens, if its blocks are there or can be had."""
         num_new = min(sequence.num_left, self._draft.budget)
-        if num_new == 0 or sequence.status is not Status.RUNNING:
+        if num_new == 0 or sequence.status is not Status.RUNNING or sequence.id in self._draft.sequences:
             return
-        end = sequence.num_computed + num_new
-        while self.pool.num_free < self._tables.missing(sequence, end):
-            victim = self._youngest_unplanned(sequence)
+        if self._find_room(sequence, sequence.num_computed + num_new):
+            self._compute(sequence, num_new)
+
+    def _find_room(self, sequence: Sequence, end: int) -> bool:
+        """Preempt, the cheapest first, until the sequence has room; it may be the cheapest itself."""
+        while self._tables.missing(sequence, end) > self._policy.room(sequence, self.running):
+            victim = self._policy.cheapest(self.running, self._draft.sequences, sequence)
+            if victim is None:
+                return False
+            self._preempt(victim, Reason.BLOCKS)
+            if victim is sequence:
+                return False
+        return True
+
+    def _make_way(self, budget: int) -> None:
+        """Start the first waiting sequence with what tenants above their share have too much."""
+        sequence = self.tenants.first(self._clock())
+        if sequence is None or self.limits.offline or budget <= 0 or len(self.tenants.active) < 2:
+            return
+        hits = self._draft.hits(sequence)
+        if not self._policy.is_owed(sequence, hits, self.running):
+            return
+        while not self._policy.can_start(sequence, hits, self.running):
+            victim = self._policy.debtor(self.running)
             if victim is None:
                 return
-            self._preempt(victim)
-        self._schedule(sequence, num_new)
+            self._preempt(victim, Reason.SHARE)
+        if self._draft.preempted:
+            self._start(sequence, budget)
 
-    def _youngest_unplanned(self, than: Sequence) -> Sequence | None:
-        candidates = (
-            s for s in self._running.values() if s.id > than.id and s.id not in self._draft.sequences
-        )
-        return max(candidates, key=lambda s: s.id, default=None)
-
-    def _preempt(self, victim: Sequence) -> None:
-        """Take the victim's blocks; it keeps its tokens and will compute them again."""
-        self._tables.release(victim)
-        victim.num_preemptions += 1
-        victim.status = Status.WAITING
-        del self._running[victim.id]
-        self._preempted[victim.id] = victim
-        self._draft.preempted = True
-        self._tally.num_preemptions += 1
+    def _preempt(self, victim: Sequence, reason: Reason) -> None:
+        self._roster.preempt(victim)
+        self._draft.preempted.add(reason)
+        self._tally.preemptions[reason] += 1
 
     def _admit(self) -> None:
-        """Start waiting sequences, oldest first, while the whole of each fits beside all that runs."""
-        promised = sum(self._tables.to_come(sequence) for sequence in self._running.values())
+        """Start waiting sequences, one tenant after the other, while they will fit beside all that runs."""
         while self._draft.budget and self.num_running < self.limits.max_running:
-            sequence = self._next_waiting()
-            if sequence is None or not self._start(sequence, promised):
+            sequence = self.tenants.first(self._clock())
+            if sequence is None or not self._start(sequence, self._draft.budget):
                 return
-            promised += self._tables.to_come(sequence)
 
-    def _next_waiting(self) -> Sequence | None:
-        if self._preempted:
-            return self._preempted[min(self._preempted)]
-        return next(iter(self._waiting.values()), None)
-
-    def _start(self, sequence: Sequence, promised: int) -> bool:
-        hits = self._tables.hits(sequence)
-        if self._tables.cost(sequence, hits) + promised > self.pool.num_free:
+    def _start(self, sequence: Sequence, budget: int) -> bool:
+        """Run a waiting sequence with `budget` tokens at first. False if it does not fit."""
+        hits = self._policy.fitting(sequence, self._draft.hits(sequence), self.running)
+        if hits is None:
             return False
-        self._tables.take_hits(sequence, hits)
+        self._draft.start(sequence, hits)
         self._record_start(sequence)
-        self._waiting.pop(sequence.id, None)
-        self._preempted.pop(sequence.id, None)
-        self._running[sequence.id] = sequence
-        sequence.status = Status.RUNNING
-        self._schedule(sequence, min(sequence.num_left, self._draft.budget))
+        self._roster.run(sequence)
+        self._compute(sequence, min(sequence.num_left, budget))
         return True
 
     def _record_start(self, sequence: Sequence) -> None:
         if sequence.scheduled_s is None:
             sequence.scheduled_s = self._clock()
-            sequence.num_prefix_hit_tokens = sequence.num_computed
+            sequence.num_prefix_hit_tokens = sequence.num_charged = sequence.num_computed
         self._tally.prefix_queries += sequence.num_tokens
         self._tally.prefix_hits += sequence.num_computed
 
-    def _schedule(self, sequence: Sequence, num_new: int) -> None:
-        """Put the sequence's next `num_new` tokens into the plan. The blocks are known to be there."""
-        start, end = sequence.num_computed, sequence.num_computed + num_new
-        self._tables.grow(sequence, end)
-        plan = self._draft.plan
-        if end == sequence.num_tokens:
-            self._plan_sample(sequence, row=len(plan.num_new))
-        plan.sequence_ids.append(sequence.id)
-        plan.token_ids.extend(sequence.tokens[start:end])
-        plan.num_new.append(num_new)
-        plan.num_computed.append(start)
-        plan.block_tables.append(sequence.block_table)
-        self._draft.sequences[sequence.id] = sequence
-        self._draft.budget -= num_new
-        self._draft.published += self._tables.publish(sequence, start, end)
-
-    def _plan_sample(self, sequence: Sequence, row: int) -> None:
-        request, sampled = sequence.request, self._draft.plan.sampled
-        held_back = sequence.num_output_tokens < request.params.min_tokens
-        sampled.rows.append(row)
-        sampled.params.append(request.params)
-        sampled.seeds.append(sequence.seed)
-        sampled.positions.append(sequence.num_tokens)
-        sampled.banned.append(
-            request.eos_token_ids.union(request.params.stop_token_ids) if held_back else frozenset()
-        )
+    def _compute(self, sequence: Sequence, num_new: int) -> None:
+        """Plan it, and charge its tenant for what was never computed before."""
+        end = sequence.num_computed + num_new
+        self._draft.add(sequence, num_new)
+        if end > sequence.num_charged:
+            self.tenants.account(sequence).charge(end - sequence.num_charged)
+            sequence.num_charged = end
 
     def _append(self, sequence: Sequence, token: int, logprobs: TokenLogprobs | None) -> Delivery:
         sequence.tokens.append(token)
@@ -308,13 +266,7 @@ class Scheduler:
             self._tally.num_prompt_tokens += len(sequence.request.prompt_ids)
         reason, stop_token = sequence.finish_reason(token, self.limits.max_model_len)
         output = Output((token,), (logprobs,) if logprobs else (), reason, stop_token)
-        return (sequence.request, output) if reason is None else self._finish(sequence, output)
-
-    def _finish(self, sequence: Sequence, output: Output) -> Delivery:
-        """The sequence's last delivery: `output` with its statistics. Its blocks are free from here on."""
-        self._tables.release(sequence)
-        for group in (self._running, self._waiting, self._preempted):
-            group.pop(sequence.id, None)
-        del self._by_request[sequence.request.id]
-        sequence.status = Status.FINISHED
-        return sequence.request, replace(output, stats=sequence.stats(self._clock()))
+        if reason is None:
+            return sequence.request, output
+        self._policy.estimate.learn(sequence.num_output_tokens)
+        return self._roster.finish(sequence, output)

@@ -2,7 +2,31 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+
+
+class Reason(str, Enum):
+    """Why a sequence was preempted."""
+
+    BLOCKS = "blocks"
+    """Running sequences outgrew the pool."""
+
+    SHARE = "share"
+    """Its tenant had more than its share, and another one waited."""
+
+
+@dataclass(slots=True)
+class Tally:
+    """Counts of one step, taken by the engine with `Scheduler.take_tally`."""
+
+    prefix_queries: int = 0
+    prefix_hits: int = 0
+    preemptions: Counter[Reason] = field(default_factory=Counter)
+    num_prompt_tokens: int = 0
+    num_generated: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -11,7 +35,7 @@ class StepStats:
 
     `num_tokens` were computed and `num_generated` came out; `num_prompt_tokens` are the prompts (prefix
     hits included) that got their first token. `prefix_queries` and `prefix_hits` are the tokens of the
-    requests admitted in this step: looked up, and found.
+    requests admitted in this step: looked up, and found. `preemptions` counts them by reason.
     """
 
     num_running: int
@@ -27,3 +51,4 @@ class StepStats:
     prefix_hits: int
     num_preemptions: int
     step_s: float
+    preemptions: Mapping[Reason, int] = field(default_factory=dict)

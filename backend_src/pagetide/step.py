@@ -27,6 +27,14 @@ class SampledRows:
     banned: list[frozenset[int]] = field(default_factory=list)
 
 
+@dataclass(frozen=True, slots=True)
+class BlockCopy:
+    """The KV of block `source` goes into block `target`, in every layer."""
+
+    source: int
+    target: int
+
+
 @dataclass(slots=True)
 class StepPlan:
     """B rows, T tokens in all. Row i computes `num_new[i]` tokens from position `num_computed[i]` on.
@@ -34,7 +42,8 @@ class StepPlan:
     `token_ids` holds the rows' new tokens one after the other (length T). `block_tables[i]` names the
     blocks that hold row i's KV up to `num_computed[i] + num_new[i]`; the runner reads it during this
     step only. A row may read blocks that an earlier row of the same step writes: within each layer all
-    KV is written before any is read.
+    KV is written before any is read. `copies` come before everything else; no block is the target of two,
+    or source and target at once.
     """
 
     sequence_ids: list[int] = field(default_factory=list)
@@ -43,6 +52,7 @@ class StepPlan:
     num_computed: array[int] = field(default_factory=lambda: array("q"))
     block_tables: list[array[int]] = field(default_factory=list)
     sampled: SampledRows = field(default_factory=SampledRows)
+    copies: list[BlockCopy] = field(default_factory=list)
 
     @property
     def num_tokens(self) -> int:

@@ -9,8 +9,10 @@ from simulation.pure_model import EOS, PureRunner, pure_output
 
 from pagetide.block_pool import BlockPool, chain_root
 from pagetide.config import BLOCK_SIZE
+from pagetide.limits import Limits
 from pagetide.request import FinishReason, Output, Request, SamplingParams
-from pagetide.scheduler import Delivery, Limits, Scheduler
+from pagetide.roster import Delivery
+from pagetide.scheduler import Scheduler
 from pagetide.step import StepPlan
 
 

@@ -5,6 +5,11 @@ from array import array
 import pytest
 
 from pagetide.block_pool import BlockPool, OutOfBlocksError, chain_hash, chain_root
+from pagetide.prefix_index import Content
+
+
+def named(name: bytes) -> Content:
+    return Content(name, b"", array("i"))
 
 
 def test_more_blocks_than_free_are_refused_and_none_is_taken() -> None:
@@ -19,11 +24,11 @@ def test_more_blocks_than_free_are_refused_and_none_is_taken() -> None:
 def test_a_released_block_is_found_until_it_is_handed_out_again() -> None:
     pool = BlockPool(2)
     (block,) = pool.allocate(1)
-    pool.publish(block, b"content")
+    pool.publish(block, named(b"content"))
     pool.release([block])
-    assert pool.find(b"content") == block
+    assert pool.index.find(b"content") == block
     pool.allocate(2)
-    assert pool.find(b"content") is None
+    assert pool.index.find(b"content") is None
     pool.check()
 
 
@@ -31,19 +36,19 @@ def test_children_are_evicted_before_their_parents_and_least_recently_used_first
     pool = BlockPool(3)
     table = pool.allocate(3)
     for block, name in zip(table, (b"parent", b"child", b"grandchild"), strict=True):
-        pool.publish(block, name)
+        pool.publish(block, named(name))
     pool.release(reversed(table))
     pool.allocate(1)
-    assert pool.find(b"grandchild") is None
+    assert pool.index.find(b"grandchild") is None
     pool.allocate(1)
-    assert pool.find(b"child") is None
-    assert pool.find(b"parent") is not None
+    assert pool.index.find(b"child") is None
+    assert pool.index.find(b"parent") is not None
 
 
 def test_a_hit_block_is_freed_only_after_its_last_holder() -> None:
     pool = BlockPool(2)
     (block,) = pool.allocate(1)
-    pool.publish(block, b"shared")
+    pool.publish(block, named(b"shared"))
     pool.hold(block)
     pool.release([block])
     assert pool.is_held(block)
@@ -55,21 +60,21 @@ def test_a_hit_block_is_freed_only_after_its_last_holder() -> None:
 def test_the_first_block_with_a_content_keeps_the_name() -> None:
     pool = BlockPool(2)
     first, second = pool.allocate(2)
-    assert pool.publish(first, b"same")
-    assert not pool.publish(second, b"same")
+    assert pool.publish(first, named(b"same"))
+    assert not pool.publish(second, named(b"same"))
     pool.release([second])
     assert pool.num_cached == 0
-    assert pool.find(b"same") == first
+    assert pool.index.find(b"same") == first
     pool.check()
 
 
 def test_a_retracted_block_is_not_found_and_becomes_blank() -> None:
     pool = BlockPool(1)
     (block,) = pool.allocate(1)
-    pool.publish(block, b"never written")
+    pool.publish(block, named(b"never written"))
     pool.retract(block)
     pool.release([block])
-    assert pool.find(b"never written") is None
+    assert pool.index.find(b"never written") is None
     assert pool.num_cached == 0
     pool.check()
 

@@ -59,6 +59,16 @@ class Ledger:
                     f"request {request_id} outlived its timeout"
                 )
 
+    def check_preemptions(self, scheduler: Scheduler) -> None:
+        """Bounded for each, and nobody is left with what was taken."""
+        for sequence in scheduler.sequences:
+            most = scheduler.limits.max_preemptions
+            assert sequence.num_preemptions <= most, (
+                f"sequence {sequence.id} preempted more than {most} times"
+            )
+            if sequence.status is Status.WAITING:
+                assert not sequence.block_table, f"sequence {sequence.id} waits and holds blocks"
+
     def check_all_answered(self) -> None:
         unanswered = [i for i, account in self.accounts.items() if account.ending is None]
         assert not unanswered, f"requests {unanswered} never ended"
@@ -95,7 +105,7 @@ def deadline(request: Request) -> float:
 def check_blocks(scheduler: Scheduler) -> None:
     """Conservation, exact reference counts, and no block in two sequences unless their tokens agree."""
     scheduler.check()
-    pool = scheduler.pool
+    pool, scope = scheduler.pool, scheduler.tenants.policies.prefix_scope
     tables = [(sequence, list(sequence.block_table)) for sequence in scheduler.sequences]
     refs = Counter(block for _, table in tables for block in table)
     for block in range(pool.num_blocks):
@@ -106,7 +116,7 @@ def check_blocks(scheduler: Scheduler) -> None:
         assert sequence.num_computed <= len(table) * BLOCK_SIZE, f"sequence {sequence.id} lost its blocks"
         for index, block in enumerate(table):
             if refs[block] > 1:
-                content = _content(sequence, index)
+                content = scope(sequence.request.tenant) + _content(sequence, index)
                 assert contents.setdefault(block, content) == content, f"block {block} has two contents"
 
 
@@ -114,16 +124,18 @@ def _content(sequence: Sequence, index: int) -> bytes:
     """What a full block stands for: its tokens, all before them, and who may know them."""
     end = (index + 1) * BLOCK_SIZE
     assert end <= sequence.num_tokens, f"sequence {sequence.id} shares a block that is not full"
-    return sequence.request.tenant.encode() + sequence.request.cache_salt + sequence.tokens[:end].tobytes()
+    return sequence.request.cache_salt + sequence.tokens[:end].tobytes()
 
 
-def check_plan(plan: StepPlan, scheduler: Scheduler, decoding: list[Sequence], scenario: Scenario) -> None:
+def check_plan(plan: StepPlan, decoding: list[Sequence], scenario: Scenario) -> None:
     """Within the limits, no sequence twice, and every running stream gets its next token."""
-    assert 0 < plan.num_tokens <= scenario.max_step_tokens, f"{plan.num_tokens} tokens in one step"
-    assert len(plan.num_new) <= scenario.max_running, f"{len(plan.num_new)} rows"
+    assert 0 < plan.num_tokens <= scenario.limits.max_step_tokens, f"{plan.num_tokens} tokens in one step"
+    assert len(plan.num_new) <= scenario.limits.max_running, f"{len(plan.num_new)} rows"
     assert len(set(plan.sequence_ids)) == len(plan.sequence_ids), f"rows {plan.sequence_ids}"
     assert min(plan.num_new) > 0, f"rows of {list(plan.num_new)} tokens"
-    if len(decoding) <= scenario.max_step_tokens:
+    targets = [copy.target for copy in plan.copies]
+    assert len(set(targets) - {copy.source for copy in plan.copies}) == len(targets), f"copies {plan.copies}"
+    if len(decoding) <= scenario.limits.max_step_tokens:
         stalled = [s for s in decoding if s.status is Status.RUNNING and s.id not in plan.sequence_ids]
         refused = [s.id for s in stalled if s.num_computed < len(s.block_table) * BLOCK_SIZE]
         assert not refused, f"running streams {refused} got no token and lack no block"

@@ -71,6 +71,8 @@ class PureRunner:
         self.kv = np.full((num_blocks, BLOCK_SIZE), 0xDEAD, np.uint32)
 
     def run(self, plan: StepPlan) -> StepResult:
+        for copy in plan.copies:
+            self.kv[copy.target] = self.kv[copy.source]
         tokens = plan.token_ids
         start = 0
         for row, num_new in enumerate(plan.num_new):

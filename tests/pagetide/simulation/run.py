@@ -12,6 +12,7 @@ import multiprocessing
 import os
 import sys
 import time
+from collections import Counter
 
 from simulation.simulation import Simulation, SimulationError
 
@@ -26,9 +27,11 @@ def main() -> int:
     seeds = range(options.seed_start, options.seed_start + options.seeds)
     started_s = time.monotonic()
     with multiprocessing.Pool(options.processes) as pool:
-        failures = [failure for failure in pool.imap(_failure, seeds, CHUNK) if failure is not None]
+        results = list(pool.imap(_simulate, seeds, CHUNK))
+    failures = [failure for failure, _ in results if failure is not None]
     for failure in failures[:MOST_SHOWN]:
         print(failure, end="\n\n")
+    print(", ".join(f"{count} {what}" for what, count in sum((c for _, c in results), Counter()).items()))
     print(f"{len(seeds)} seeds, {len(failures)} failed, {time.monotonic() - started_s:.0f} s")
     return int(bool(failures))
 
@@ -42,13 +45,15 @@ def _options() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _failure(seed: int) -> str | None:
+def _simulate(seed: int) -> tuple[str | None, Counter[str]]:
+    """What went wrong, if anything, and what happened on the way."""
     logging.disable(logging.CRITICAL)
+    simulation = Simulation(seed)
     try:
-        Simulation(seed).run()
+        simulation.run()
     except SimulationError as error:
-        return f"{error}\nreplay: make simulate REPLAY={seed}"
-    return None
+        return f"{error}\nreplay: make simulate REPLAY={seed}", simulation.coverage
+    return None, simulation.coverage
 
 
 def _replay(seed: int) -> int:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import random
 from array import array
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from enum import Enum
 
 from simulation.pure_model import EOS, VOCAB_SIZE
 
 from pagetide.config import BLOCK_SIZE
+from pagetide.limits import Limits
 from pagetide.request import SamplingParams
+from pagetide.tenant_policy import TenantPolicies, TenantPolicy
 
 TENANTS = ("", "amber", "blue")
 SALTS = (b"", b"", b"", b"salt")
@@ -31,62 +34,108 @@ class Arrival:
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """Step n takes `step_s + token_s * tokens` of simulated time; those in `failing_steps` raise."""
+    """A `misled` scheduler believes that outputs are short: it admits too much and must preempt.
+
+    Step n takes `step_s + token_s * tokens` of simulated time; those in `failing_steps` raise.
+    """
 
     num_blocks: int
-    max_step_tokens: int
-    max_running: int
+    limits: Limits
+    policies: TenantPolicies
     prefix_cache: bool
+    misled: bool
     step_s: float
     token_s: float
     failing_steps: frozenset[int]
     arrivals: tuple[Arrival, ...]
 
 
+class Flavour(Enum):
+    """MIXED: anything goes. CROWDED: many small requests outgrow the pool. POPULAR: all want one prefix."""
+
+    MIXED = "mixed"
+    CROWDED = "crowded"
+    POPULAR = "popular"
+
+
 def make_scenario(seed: int) -> Scenario:
     """The same seed always gives the same world."""
     rng = random.Random(seed)
-    num_blocks = rng.choice((1, 2, 3, rng.randint(4, 8), rng.randint(4, 8), rng.randint(6, 24)))
+    flavour = rng.choice(tuple(Flavour))
+    num_blocks = _num_blocks(rng, flavour)
     return Scenario(
         num_blocks=num_blocks,
-        max_step_tokens=rng.choice((1, 5, 16, 33, 64, 512)),
-        max_running=rng.choice((1, 2, 3, 5, 8)),
+        limits=_limits(rng, num_blocks, flavour),
+        policies=TenantPolicies({name: _policy(rng) for name in ("amber", "*")}),
         prefix_cache=rng.random() < 0.9,
+        misled=rng.random() < (0.9 if flavour is Flavour.CROWDED else 0.5),
         step_s=0.01,
         token_s=rng.choice((0.0001, 0.001)),
-        failing_steps=frozenset(rng.randrange(1, 100) for _ in range(rng.choice((0, 0, 1, 3)))),
-        arrivals=_arrivals(rng, num_blocks * BLOCK_SIZE),
+        failing_steps=frozenset(rng.randrange(1, 60) for _ in range(rng.choice((0, 0, 1, 4)))),
+        arrivals=_arrivals(rng, num_blocks * BLOCK_SIZE, flavour),
     )
 
 
-def _arrivals(rng: random.Random, longest: int) -> tuple[Arrival, ...]:
+def _num_blocks(rng: random.Random, flavour: Flavour) -> int:
+    if flavour is Flavour.CROWDED:
+        return rng.randint(4, 9)
+    if flavour is Flavour.POPULAR:
+        return rng.randint(8, 24)
+    return rng.choice((1, 2, 3, rng.randint(4, 8), rng.randint(6, 24)))
+
+
+def _limits(rng: random.Random, num_blocks: int, flavour: Flavour) -> Limits:
+    return Limits(
+        max_step_tokens=rng.choice((1, 5, 16, 33, 64, 512)),
+        max_running=8 if flavour is Flavour.CROWDED else rng.choice((1, 2, 4, 6, 8)),
+        max_model_len=num_blocks * BLOCK_SIZE,
+        max_preemptions=rng.choice((0, 1, 3, 3)),
+        ageing_s=rng.choice((0.01, 0.3, 10.0)),
+        target_itl_s=rng.choice((None, 0.02)),
+        offline=rng.random() < 0.1,
+    )
+
+
+def _policy(rng: random.Random) -> TenantPolicy:
+    return TenantPolicy(
+        weight=rng.choice((1.0, 1.0, 0.5, 3.0)),
+        max_running=rng.choice((None, None, 1, 2)),
+        tokens_per_s=rng.choice((None, None, 100.0, 400.0)),
+        prefix_group=rng.choice((None, None, "everyone")),
+    )
+
+
+def _arrivals(rng: random.Random, longest: int, flavour: Flavour) -> tuple[Arrival, ...]:
     span_s = rng.choice((0.0, 0.3, 1.0))
-    prefixes = [_tokens(rng, rng.randint(1, max(1, longest - 2))) for _ in range(rng.randint(1, 3))]
+    prefixes = _prefixes(rng, longest, flavour)
     arrivals: list[Arrival] = []
-    for _ in range(rng.randint(2, 9)):
-        arrivals += _ask(rng, rng.random() * span_s, rng.choice(prefixes), longest)
+    for _ in range(rng.choice((3, 8, 8, 25))):
+        prompt = _prompt(rng, rng.choice(prefixes), longest)
+        same = flavour is Flavour.POPULAR and rng.random() < 0.8
+        tenant, salt = (TENANTS[0], SALTS[0]) if same else (rng.choice(TENANTS), rng.choice(SALTS))
+        arrivals += _ask(
+            rng, rng.random() * span_s, prompt, _params(rng, longest - len(prompt)), tenant, salt
+        )
     return tuple(sorted(arrivals, key=lambda arrival: arrival.at_s))
 
 
-def _ask(rng: random.Random, at_s: float, prefix: array[int], longest: int) -> list[Arrival]:
+def _prefixes(rng: random.Random, longest: int, flavour: Flavour) -> list[array[int]]:
+    if flavour is Flavour.POPULAR:
+        return [_tokens(rng, rng.randint(2 * BLOCK_SIZE, longest // 2))]
+    most = 20 if flavour is Flavour.CROWDED else max(1, rng.choice((longest - 2, longest // 2, longest // 4)))
+    return [_tokens(rng, rng.randint(1, most)) for _ in range(rng.randint(1, 3))]
+
+
+def _ask(
+    rng: random.Random, at_s: float, prompt: array[int], params: SamplingParams, tenant: str, salt: bytes
+) -> list[Arrival]:
     """One client's request: `n` samples of one prompt are n requests that arrive together."""
-    prompt = _prompt(rng, prefix, longest)
-    count = rng.choice((1, 1, 1, 1, 2, 3))
-    tenant, salt, priority = rng.choice(TENANTS), rng.choice(SALTS), rng.choice((0, 0, 0, -1, 2))
+    priority = rng.choice((0, 0, 0, -1, 2))
     timeout_s = rng.choice((None, None, None, None, None, rng.random()))
     abort_after_s = rng.choice((None, None, None, None, None, rng.random() * 0.4))
     return [
-        Arrival(
-            at_s,
-            prompt,
-            _params(rng, longest - len(prompt)),
-            tenant,
-            priority,
-            salt,
-            timeout_s,
-            abort_after_s,
-        )
-        for _ in range(count)
+        Arrival(at_s, prompt, replace(params, seed=seed), tenant, priority, salt, timeout_s, abort_after_s)
+        for seed in range(rng.choice((1, 1, 1, 1, 2, 3)))
     ]
 
 
@@ -103,12 +152,11 @@ def _tokens(rng: random.Random, count: int) -> array[int]:
 
 
 def _params(rng: random.Random, room: int) -> SamplingParams:
-    max_tokens = rng.randint(1, max(1, min(room, rng.choice((2, 30, 60)))))
+    max_tokens = rng.randint(1, max(1, min(room, rng.choice((2, 30, 60, 120)))))
     return SamplingParams(
         max_tokens=max_tokens,
         min_tokens=rng.choice((0, 0, rng.randint(0, max_tokens))),
         temperature=rng.choice((0.0, 0.0, 1.0)),
-        seed=rng.randrange(2**32),
         stop_token_ids=rng.choice(((), (), (rng.randrange(EOS + 1, VOCAB_SIZE),))),
         ignore_eos=rng.random() < 0.3,
     )

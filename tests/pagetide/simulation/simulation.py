@@ -6,18 +6,22 @@ failure names the step at which it went wrong. (The method is FoundationDB's: Zh
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 
 from simulation.checks import Ledger, check_blocks, check_plan
 from simulation.pure_model import EOS, PureRunner, pure_output
 from simulation.scenario import Arrival, Scenario, make_scenario
 from simulation.show import block_map, plan_line
+from simulation.turns import Turns
 
+from pagetide.admission import PeakEstimate
 from pagetide.block_pool import BlockPool, chain_root
 from pagetide.config import BLOCK_SIZE
 from pagetide.engine import Engine
-from pagetide.request import Request
-from pagetide.scheduler import Limits, Scheduler
+from pagetide.request import Request, Sequence
+from pagetide.scheduler import Scheduler
+from pagetide.stats import StepStats
 from pagetide.step import StepPlan, StepResult
 
 MAX_WAITING = 1000
@@ -39,6 +43,13 @@ class Clock:
         return self.now_s
 
 
+class Misled(PeakEstimate):
+    """Believes that everything ends with its next token, however often that was wrong."""
+
+    def tokens_left(self, sequence: Sequence) -> int:
+        return min(1, sequence.most_left)
+
+
 @dataclass(slots=True)
 class Runner:
     """Takes simulated time, fails when told to, and keeps the last plan for the checks."""
@@ -48,7 +59,6 @@ class Runner:
     model: PureRunner
     num_steps: int = 0
     plan: StepPlan | None = None
-    before: object = None
 
     def run(self, plan: StepPlan) -> StepResult:
         self.num_steps += 1
@@ -82,6 +92,8 @@ class Simulation:
     scenario: Scenario = field(init=False)
     clock: Clock = field(default_factory=Clock)
     ledger: Ledger = field(default_factory=Ledger)
+    turns: Turns = field(default_factory=Turns)
+    coverage: Counter[str] = field(default_factory=Counter)
     lines: list[str] = field(default_factory=list)
     scheduler: Scheduler = field(init=False)
     runner: Runner = field(init=False)
@@ -93,7 +105,7 @@ class Simulation:
         self.scheduler = self._make_scheduler()
         self.runner = Runner(self.scenario, self.clock, PureRunner(self.scenario.num_blocks))
         self.engine = Engine(
-            self.scheduler, self.runner, MAX_WAITING, on_step=lambda stats: None, clock=self.clock
+            self.scheduler, self.runner, MAX_WAITING, on_step=self._on_step, clock=self.clock
         )
         events = [
             event for i, arrival in enumerate(self.scenario.arrivals) for event in self._events(i, arrival)
@@ -106,6 +118,7 @@ class Simulation:
             while self.events or not self.scheduler.is_idle:
                 self._turn()
             self.ledger.check_all_answered()
+            self.coverage.update(a.ending.value for a in self.ledger.accounts.values() if a.ending)
             if self.scheduler.pool.num_held:
                 raise AssertionError(f"idle, but {self.scheduler.pool.num_held} blocks are held")
         except Exception as error:
@@ -113,9 +126,10 @@ class Simulation:
 
     def _make_scheduler(self) -> Scheduler:
         scenario = self.scenario
-        limits = Limits(scenario.max_step_tokens, scenario.max_running, scenario.num_blocks * BLOCK_SIZE)
-        root = (lambda salt: chain_root(b"weights", salt)) if scenario.prefix_cache else None
-        return Scheduler(BlockPool(scenario.num_blocks), limits, root, clock=self.clock)
+        pool = BlockPool(scenario.num_blocks)
+        root = (lambda scope: chain_root(b"weights", scope)) if scenario.prefix_cache else None
+        estimate = Misled() if scenario.misled else PeakEstimate()
+        return Scheduler(pool, scenario.limits, root, self.clock, scenario.policies, estimate)
 
     def _events(self, request_id: int, arrival: Arrival) -> list[_Event]:
         request = Request(
@@ -137,18 +151,36 @@ class Simulation:
 
     def _turn(self) -> None:
         self._let_things_happen()
-        before, started_s = self.runner.num_steps, self.clock.now_s
-        planned = self.ledger.decoding(self.scheduler)
+        self.runner.plan, started_s = None, self.clock.now_s
+        decoding, before = self.ledger.decoding(self.scheduler), self.turns.before(self.scheduler)
         self.engine.turn(wait=False)
         self.ledger.check_ended(started_s)
+        self.ledger.check_preemptions(self.scheduler)
         check_blocks(self.scheduler)
-        if self.runner.num_steps > before and self.runner.plan is not None:
-            check_plan(self.runner.plan, self.scheduler, planned, self.scenario)
-            self.ledger.count_step()
-            if self.trace:
-                self.lines.append(plan_line(self.runner.num_steps, self.clock.now_s, self.runner.plan))
-        else:
+        if self.runner.plan is None:
             self._pass_time()
+        else:
+            self._check_step(self.runner.plan, decoding, before, started_s)
+
+    def _check_step(
+        self, plan: StepPlan, decoding: list[Sequence], before: dict[int, Sequence], planned_s: float
+    ) -> None:
+        check_plan(plan, decoding, self.scenario)
+        planned = self.scheduler.planned
+        self.turns.check_started(self.scheduler, before, planned, planned_s)
+        self.turns.count(plan, planned)
+        self.turns.check_shares(self.scheduler)
+        self.ledger.count_step()
+        self.coverage["copies"] += len(plan.copies)
+        if self.trace:
+            self.lines.append(plan_line(self.runner.num_steps, self.clock.now_s, plan))
+
+    def _on_step(self, stats: StepStats) -> None:
+        """What the world made the scheduler do: a world in which nothing happens proves nothing."""
+        self.coverage["steps"] += 1
+        self.coverage["prefix hit tokens"] += stats.prefix_hits
+        for reason, count in stats.preemptions.items():
+            self.coverage[f"preemptions for {reason.value}"] += count
 
     def _let_things_happen(self) -> None:
         while self.events and self.events[-1].at_s <= self.clock.now_s:
@@ -162,8 +194,11 @@ class Simulation:
 
     def _pass_time(self) -> None:
         """Nothing was planned: jump to the next thing that happens. If nothing will, the loop is stuck."""
-        if self.events:
-            self.clock.now_s = self.events[-1].at_s
+        pause_s = None if self.scheduler.is_idle else self.scheduler.pause_s()
+        nexts = [event.at_s for event in self.events[-1:]]
+        nexts += [] if pause_s is None else [self.clock.now_s + max(pause_s, 1e-6)]
+        if nexts:
+            self.clock.now_s = max(self.clock.now_s, min(nexts))
         elif not self.scheduler.is_idle:
             raise AssertionError("work is left, nothing was planned, and nothing is awaited")
 
