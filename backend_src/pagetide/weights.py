@@ -23,11 +23,11 @@ from pagetide.layers import (
     Head,
     HeadNorm,
     Layer,
-    Linear,
     LinearFactory,
     RMSNorm,
     Rotary,
     identity,
+    linear_for,
 )
 from pagetide.model import Decoder, DecoderLayer
 
@@ -65,18 +65,19 @@ def load(
     device: torch.device,
     rank: int = 0,
     world: int = 1,
-    make_linear: LinearFactory = Linear,
+    make_linear: LinearFactory | None = None,
 ) -> Decoder:
     """The decoder in a checkpoint, on `device`.
 
     `dtype` is bfloat16, float32, or None for the checkpoint's own: bfloat16 unless it is stored as
     float32. With `world` > 1 it holds `rank`'s heads and feed-forward columns (Shoeybi et al. 2019,
     arXiv:1909.08053), and the outputs of `out` and `down` are partial sums. `make_linear` builds every
-    linear. Raises WeightsError naming the file, and the tensor if it is one, that is missing or wrong.
+    linear; None takes `linear_for`. Raises WeightsError naming the file, and the tensor if it is one,
+    that is missing or wrong.
     """
     checkpoint = open_checkpoint(path)
     dtype = dtype or _dtype_of(checkpoint)
-    loader = _Loader(checkpoint, dtype, device, rank, world, make_linear)
+    loader = _Loader(checkpoint, dtype, device, rank, world, make_linear or linear_for(device, dtype))
     with ThreadPoolExecutor(_HASH_THREADS) as threads:
         digests = threads.map(_digest, checkpoint.files)
         decoder = loader.decoder()

@@ -11,6 +11,7 @@ from model_world import PagedRun, logits_of, random_tokens, relative_error
 from tiny_checkpoints import VOCAB_SIZE, make_checkpoint
 
 from pagetide import weights
+from pagetide.layers import Linear, PackedLinear, linear_for
 from pagetide.model import Decoder
 
 CPU = torch.device("cpu")
@@ -155,6 +156,29 @@ def test_sequences_in_one_step_do_not_change_each_other(tiny_llama: Path) -> Non
     got = run.step({0: prompts[0], 1: prompts[1][-1:], 2: prompts[2], 3: prompts[3][30:]})
     want = torch.stack([logits_of(decoder, prompts[i])[-1] for i in range(4)])
     assert relative_error(got, want) < 1e-5
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("biases", [False, True])
+def test_packed_linears_give_the_plain_ones_results(dtype: torch.dtype, biases: bool) -> None:
+    generator = torch.Generator().manual_seed(0)
+    weight, bias, x = (
+        torch.randn(*shape, generator=generator, dtype=dtype) for shape in ((40, 64), (40,), (7, 64))
+    )
+    bias = bias if biases else None
+    torch.testing.assert_close(PackedLinear(weight, bias)(x), Linear(weight, bias)(x))
+    assert PackedLinear(weight, bias)(x[:0]).shape == (0, 40)
+
+
+@pytest.mark.skipif(linear_for(CPU, torch.bfloat16) is Linear, reason="this CPU has no bfloat16 dot product")
+def test_bfloat16_logits_are_bit_equal_in_any_batch_and_chunking(tiny_llama: Path) -> None:
+    decoder = load(tiny_llama, torch.bfloat16)
+    prompts = {i: random_tokens(length, VOCAB_SIZE, seed=i) for i, length in enumerate((1, 40, 17, 64))}
+    run = PagedRun(decoder, len(prompts), 80)
+    run.step({1: prompts[1][:-1], 3: prompts[3][:30]})
+    got = run.step({0: prompts[0], 1: prompts[1][-1:], 2: prompts[2], 3: prompts[3][30:]})
+    want = torch.stack([logits_of(decoder, prompts[i])[-1] for i in range(4)])
+    assert torch.equal(got, want)
 
 
 def test_only_the_asked_rows_are_scored(tiny_llama: Path) -> None:

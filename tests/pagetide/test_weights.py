@@ -23,7 +23,7 @@ Q_PROJ = "model.layers.1.self_attn.q_proj.weight"
 
 
 def load(path: Path, rank: int = 0, world: int = 1) -> Decoder:
-    return weights.load(path, device=CPU, rank=rank, world=world)
+    return weights.load(path, device=CPU, rank=rank, world=world, make_linear=Linear)
 
 
 @pytest.fixture

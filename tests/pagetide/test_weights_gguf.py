@@ -16,6 +16,7 @@ from tiny_checkpoints import VOCAB_SIZE, make_checkpoint
 from pagetide import weights
 from pagetide.family import Family
 from pagetide.gguf_reader import GgufFile
+from pagetide.layers import Linear
 from pagetide.rope import Rope, frequencies
 from pagetide.weights import WeightsError
 
@@ -144,8 +145,11 @@ def test_quantised_weights_become_bfloat16_near_the_originals(quantised: Path) -
 
 
 def test_shards_of_quantised_weights_concatenate_to_the_whole(quantised: Path) -> None:
-    whole = weights.load(quantised, device=CPU).layers[0]
-    first, second = (weights.load(quantised, device=CPU, rank=rank, world=2).layers[0] for rank in (0, 1))
+    whole = weights.load(quantised, device=CPU, make_linear=Linear).layers[0]
+    first, second = (
+        weights.load(quantised, device=CPU, rank=rank, world=2, make_linear=Linear).layers[0]
+        for rank in (0, 1)
+    )
     queries = torch.cat([shard.attention.qkv.weight[:32] for shard in (first, second)])
     assert torch.equal(queries, whole.attention.qkv.weight[:64])
     down = torch.cat([shard.ffn.down.weight for shard in (first, second)], 1)
