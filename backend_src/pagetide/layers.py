@@ -83,7 +83,7 @@ LinearFactory = Callable[[torch.Tensor, "torch.Tensor | None"], Layer]
 
 def linear_for(device: torch.device, dtype: torch.dtype) -> LinearFactory:
     """What makes the fastest linears there are for `dtype` on `device`."""
-    packs = device.type == "cpu" and torch._C.has_mkldnn
+    packs = device.type == "cpu" and torch._C._has_mkldnn
     if packs and (dtype == torch.float32 or torch.ops.mkldnn._is_mkldnn_bf16_supported()):
         return PackedLinear
     return Linear
