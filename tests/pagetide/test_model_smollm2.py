@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from model_world import greedy, logits_of, relative_error
+from model_world import PagedRun, greedy, logits_of, relative_error
 
 from pagetide import tokenizer, weights
+from pagetide.layers import Linear, linear_for
 from pagetide.model import Decoder
 
 PROMPTS = (
@@ -88,3 +89,15 @@ def test_an_unset_dtype_is_bfloat16_and_answers_as_float32_does(smollm2_path: Pa
     assert decoder.dtype == torch.bfloat16
     [answer] = greedy(decoder, [text.encode("The capital of France is")], 4)
     assert text.decode(answer).startswith(" Paris")
+
+
+@pytest.mark.skipif(
+    linear_for(torch.device("cpu"), torch.bfloat16) is Linear, reason="this CPU has no bfloat16 dot product"
+)
+def test_bfloat16_logits_are_bit_equal_alone_and_in_a_batch(
+    smollm2_path: Path, prompts: list[list[int]]
+) -> None:
+    decoder = weights.load(smollm2_path, device=torch.device("cpu"))
+    batch = PagedRun(decoder, len(prompts), max(map(len, prompts))).step(dict(enumerate(prompts)))
+    alone = torch.stack([logits_of(decoder, prompt)[-1] for prompt in prompts])
+    assert torch.equal(batch, alone)
