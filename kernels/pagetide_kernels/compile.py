@@ -81,7 +81,7 @@ def compile_cubin(kernel: Kernel, arch: str, *, cached: bool = True) -> tuple[by
     options = ProgramOptions(
         std="c++17",
         arch=arch,
-        define_macro=list(kernel.defines),
+        define_macro=list(kernel.defines) or None,
         ptxas_options=["-v", "--warn-on-spills"],
         device_as_default_execution_space=True,
     )
@@ -102,5 +102,6 @@ def _disk_cache() -> FileStreamProgramCache:
 def resources(kernel: Kernel, arch: str) -> Resources:
     """Compiles anew (a cached cubin has no log) and reads ptxas' report."""
     _, log = compile_cubin(kernel, arch, cached=False)
+    log = log.partition(f"Function properties for {kernel.entry}\n")[2].partition("Function properties")[0]
     found = {name: re.search(pattern, log) for name, pattern in _FIELDS.items()}
     return Resources(**{name: int(match[1]) if match else 0 for name, match in found.items()})

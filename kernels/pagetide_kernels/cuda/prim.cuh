@@ -23,6 +23,9 @@ struct e4m3 {
   uint8_t bits;
 };
 
+template <class T>
+using Same = T;  // lets a macro declare a pointer to an array type
+
 constexpr int kWarpSize = 32;
 #define kNegativeInfinity (bits_float(0xFF800000u))
 
@@ -33,10 +36,10 @@ constexpr int kWarpSize = 32;
 // A name for shared memory of one type; every thread of the block gets the same.
 #define SHARED(Type, name)                                            \
   __shared__ __align__(128) unsigned char name##_bytes[sizeof(Type)]; \
-  Type& name = *reinterpret_cast<Type*>(name##_bytes)
+  auto& name = *reinterpret_cast<Same<Type>*>(name##_bytes)
 #define DYNAMIC_SHARED(Type, name)                               \
   extern __shared__ __align__(128) unsigned char name##_bytes[]; \
-  Type& name = *reinterpret_cast<Type*>(name##_bytes)
+  auto& name = *reinterpret_cast<Same<Type>*>(name##_bytes)
 
 DEVICE unsigned lane_index() { return threadIdx.x % kWarpSize; }
 
@@ -152,8 +155,8 @@ DEVICE uint32_t permute_bytes(uint32_t a, uint32_t b, uint32_t selector) {
 #define KERNEL extern "C" void
 #define SHARED(Type, name)          \
   static const char name##_key = 0; \
-  Type& name = *static_cast<Type*>(sim::static_shared(&name##_key, sizeof(Type)))
-#define DYNAMIC_SHARED(Type, name) Type& name = *static_cast<Type*>(sim::dynamic_shared())
+  auto& name = *static_cast<Same<Type>*>(sim::static_shared(&name##_key, sizeof(Type)))
+#define DYNAMIC_SHARED(Type, name) auto& name = *static_cast<Same<Type>*>(sim::dynamic_shared())
 // The kernel's own line in the simulator's reports.
 #define AT const char *file = __builtin_FILE(), int line = __builtin_LINE()
 #define WHERE(operation) (sim::Where{operation, file, line})

@@ -30,7 +30,10 @@
 #define __threadfence() sim::fence()
 
 // Relaxed, as on the GPU: only __threadfence orders other memory around it.
-inline int atomicAdd(int* address, int value) { return __atomic_fetch_add(address, value, __ATOMIC_RELAXED); }
+template <class T>
+T atomicAdd(T* address, T value) {
+  return __atomic_fetch_add(address, value, __ATOMIC_RELAXED);
+}
 
 namespace sim {
 
