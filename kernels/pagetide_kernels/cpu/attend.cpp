@@ -114,7 +114,8 @@ class Worker {
   void pack_queries() const {
     for (int row = 0; row < num_rows_; ++row) {
       const int64_t token = item_.first_query + row / call_.group();
-      const auto* in = static_cast<const Element*>(call_.query) + token * call_.query_stride + head_offset(row);
+      const auto* in =
+          static_cast<const Element*>(call_.query) + token * call_.query_stride + head_offset(row);
       Pack::pack_query(in, call_.head_size, queries_ + int64_t{row} * words_per_row());
     }
   }
@@ -127,24 +128,24 @@ class Worker {
     }
   }
 
-  void attend_partition(int partition) const {
+  void attend_partition(int partition) {
     const int start = partition * kPartitionTokens;
     const Range all = visible_to(0, num_rows_ - 1);
     const Range seen = overlap({start, start + kPartitionTokens}, all);
     const int first_tile = seen.begin / kTileTokens * kTileTokens;
     for (int tile_start = first_tile; tile_start < seen.end; tile_start += kTileTokens) {
-      const int next = tile_start + kTileTokens;
-      if (next < all.end) prefetch(clipped_tile(next, all));
+      look_ahead(overlap({tile_start + kTileTokens, tile_start + 2 * kTileTokens}, all));
       attend_tile(clipped_tile(tile_start, seen));
     }
   }
 
-  // Blocks are scattered and short, so the hardware does not see the next one coming.
-  void prefetch(const Tile& tile) const {
-    const int64_t bytes = int64_t{kBlockTokens} * call_.head_size * int64_t{sizeof(Element)};
-    for (int i = 0; i < 2 * tile.blocks; ++i) {
-      const auto* start = reinterpret_cast<const char*>(block(tile.base + i / 2 * kBlockTokens, i % 2));
-      for (int64_t line = 0; line < bytes; line += 64) __builtin_prefetch(start + line, 0, 2);
+  // The next tile's keys are needed before its values.
+  void look_ahead(Range tokens) {
+    ahead_.clear(int64_t{kBlockTokens} * call_.head_size * int64_t{sizeof(Element)});
+    for (int key_or_value = 0; key_or_value < 2; ++key_or_value) {
+      for (int position = tokens.begin; position < tokens.end; position += kBlockTokens) {
+        ahead_.add(block(position, key_or_value));
+      }
     }
   }
 
@@ -152,20 +153,21 @@ class Worker {
     const int32_t* table = call_.block_table + item_.sequence * call_.table_stride;
     const auto* cache = static_cast<const Element*>(call_.kv_cache);
     const int64_t head = int64_t{key_or_value} * call_.num_kv_heads + item_.kv_head;
-    return cache + table[position / kBlockTokens] * call_.cache_stride + head * kBlockTokens * call_.head_size;
+    return cache + table[position / kBlockTokens] * call_.cache_stride +
+           head * kBlockTokens * call_.head_size;
   }
 
-  void pack_tile(const Tile& tile) const {
+  void pack_tile(const Tile& tile) {
     for (int i = 0; i < tile.blocks; ++i) {
       const int first = tile.base + i * kBlockTokens;
       const Range valid = within_block(shifted(tile.tokens, tile.base), i);
       const int64_t words = int64_t{kBlockTokens / Pack::kPerWord} * call_.head_size;
-      Pack::pack_keys(block(first, 0), call_.head_size, keys_ + i * kBlockTokens);
-      Pack::pack_values(block(first, 1), call_.head_size, valid, values_ + i * words);
+      Pack::pack_keys(block(first, 0), call_.head_size, keys_ + i * kBlockTokens, ahead_);
+      Pack::pack_values(block(first, 1), call_.head_size, valid, values_ + i * words, ahead_);
     }
   }
 
-  void attend_tile(const Tile& tile) const {
+  void attend_tile(const Tile& tile) {
     pack_tile(tile);
     for (int row = 0; row < num_rows_; row += kMaxRows) {
       const int count = num_rows_ - row < kMaxRows ? num_rows_ - row : kMaxRows;
@@ -174,20 +176,29 @@ class Worker {
     }
   }
 
-  void attend_rows(int row, int count, const Tile& tile) const {
+  void attend_rows(int row, int count, const Tile& tile) {
     const int64_t words = words_per_row();
-    const Product<Word> scoring{{queries_ + row * words, words}, {keys_, kTileTokens}, {dots_, kTileTokens},
-                                words_per_row(), nullptr};
+    const Product<Word> scoring{{queries_ + row * words, words},
+                                {keys_, kTileTokens},
+                                {dots_, kTileTokens},
+                                words_per_row(),
+                                nullptr,
+                                &ahead_};
     multiply<kMaxRows>(count, tile.blocks, scoring);
     float factors[kMaxRows];
     for (int i = 0; i < count; ++i) {
       const Range visible = shifted(call_.visible(position(row + i)), tile.base);
-      factors[i] = soften<Element>(dots_ + i * kTileTokens, tile.blocks, visible, {call_.scale, call_.soft_cap},
-                                   state(states_, row + i), probabilities_ + i * kTileDepth);
+      factors[i] =
+          soften<Element>(dots_ + i * kTileTokens, tile.blocks, visible, {call_.scale, call_.soft_cap},
+                          state(states_, row + i), probabilities_ + i * kTileDepth);
     }
     const int depth = tile.blocks * kBlockTokens / Pack::kPerWord;
-    const Product<Word> weighting{{probabilities_, kTileDepth}, {values_, call_.head_size},
-                                  {state(states_, row).values(), call_.state_size()}, depth, factors};
+    const Product<Word> weighting{{probabilities_, kTileDepth},
+                                  {values_, call_.head_size},
+                                  {state(states_, row).values(), call_.state_size()},
+                                  depth,
+                                  factors,
+                                  &ahead_};
     multiply<kMaxRows>(count, call_.head_size / kLanes, weighting);
   }
 
@@ -201,6 +212,7 @@ class Worker {
   Word* probabilities_;  // [kMaxRows][kTileTokens]
   float* states_;        // of the partition at hand
   float* totals_;
+  Lookahead ahead_;
 };
 
 template <class Element>

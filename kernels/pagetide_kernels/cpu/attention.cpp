@@ -50,8 +50,8 @@ const char* block_problem(const AttentionCall& call, const Sequence& sequence) {
   const int first = call.visible(sequence.first_position()).begin / kBlockTokens;
   for (int i = first; i * kBlockTokens < sequence.kv_len; ++i) {
     if (table[i] < 0 || table[i] >= call.num_blocks) {
-      return error("paged_attention: block_table[%d][%d] is %d; expected a block id in [0, %d)", sequence.index, i,
-                   table[i], call.num_blocks);
+      return error("paged_attention: block_table[%d][%d] is %d; expected a block id in [0, %d)",
+                   sequence.index, i, table[i], call.num_blocks);
     }
   }
   return nullptr;
@@ -60,13 +60,13 @@ const char* block_problem(const AttentionCall& call, const Sequence& sequence) {
 const char* sequence_problem(const AttentionCall& call, const Sequence& sequence) {
   const Range queries = sequence.queries;
   if (queries.begin < 0 || queries.end < queries.begin || queries.end > call.num_tokens) {
-    return error("paged_attention: query_starts[%d:%d] is %d, %d; expected to rise from 0 to T = %d", sequence.index,
-                 sequence.index + 2, queries.begin, queries.end, call.num_tokens);
+    return error("paged_attention: query_starts[%d:%d] is %d, %d; expected to rise from 0 to T = %d",
+                 sequence.index, sequence.index + 2, queries.begin, queries.end, call.num_tokens);
   }
   const int64_t capacity = int64_t{call.table_width} * kBlockTokens;
   if (sequence.kv_len < 0 || sequence.kv_len > capacity) {
-    return error("paged_attention: kv_lens[%d] is %d; expected 0 to %lld, what block_table can hold", sequence.index,
-                 sequence.kv_len, static_cast<long long>(capacity));
+    return error("paged_attention: kv_lens[%d] is %d; expected 0 to %lld, what block_table can hold",
+                 sequence.index, sequence.kv_len, static_cast<long long>(capacity));
   }
   if (sequence.kv_len > 0 && sequence.kv_len < sequence.num_queries()) {
     return error("paged_attention: kv_lens[%d] is %d; expected at least its %d queries, or 0", sequence.index,
@@ -95,7 +95,8 @@ float* thread_scratch(int64_t floats) {
   thread_local std::unique_ptr<float, Free> memory;
   thread_local int64_t capacity = 0;
   if (capacity < floats) {
-    memory.reset(static_cast<float*>(::operator new(sizeof(float) * static_cast<size_t>(floats), kAlignment)));
+    memory.reset(
+        static_cast<float*>(::operator new(sizeof(float) * static_cast<size_t>(floats), kAlignment)));
     capacity = floats;
   }
   return memory.get();
@@ -103,7 +104,8 @@ float* thread_scratch(int64_t floats) {
 
 class Plan {
  public:
-  explicit Plan(const AttentionCall& call) : call_(call), queries_per_item_(clamped(kRowsPerItem / call.group(), 1, kRowsPerItem)) {
+  explicit Plan(const AttentionCall& call)
+      : call_(call), queries_per_item_(clamped(kRowsPerItem / call.group(), 1, kRowsPerItem)) {
     for (int i = 0; i < call.num_sequences; ++i) add(sequence_at(call, i));
     const int64_t wanted = int64_t{omp_get_max_threads()} * kItemsPerThread;
     if (nanoseconds_ > kSerialNanoseconds && static_cast<int64_t>(items_.size()) < wanted) split(wanted);
@@ -214,18 +216,18 @@ const char* paged_attention(const AttentionCall& call, const PerIsa<AttentionKer
 }  // namespace
 }  // namespace pagetide
 
-#define PAGETIDE_PAGED_ATTENTION(name, kernels)                                                               \
-  PAGETIDE_EXPORT const char* name(                                                                           \
-      void* out, const void* query, const void* kv_cache, const int32_t* block_table,                         \
-      const int32_t* query_starts, const int32_t* kv_lens, int64_t out_stride, int64_t query_stride,          \
-      int64_t cache_stride, int64_t table_stride, int num_tokens, int num_sequences, int table_width,         \
-      int num_blocks, int num_heads, int num_kv_heads, int head_size, float scale, int window,                \
-      float soft_cap) {                                                                                       \
-    const pagetide::AttentionCall call{                                                                       \
-        out,          query,        kv_cache,   block_table,   query_starts, kv_lens,    out_stride,          \
-        query_stride, cache_stride, table_stride, num_tokens,  num_sequences, table_width, num_blocks,        \
-        num_heads,    num_kv_heads, head_size,  scale,         window,       soft_cap};                       \
-    return pagetide::paged_attention(call, pagetide::kernels);                                                \
+#define PAGETIDE_PAGED_ATTENTION(name, kernels)                                                        \
+  PAGETIDE_EXPORT const char* name(                                                                    \
+      void* out, const void* query, const void* kv_cache, const int32_t* block_table,                  \
+      const int32_t* query_starts, const int32_t* kv_lens, int64_t out_stride, int64_t query_stride,   \
+      int64_t cache_stride, int64_t table_stride, int num_tokens, int num_sequences, int table_width,  \
+      int num_blocks, int num_heads, int num_kv_heads, int head_size, float scale, int window,         \
+      float soft_cap) {                                                                                \
+    const pagetide::AttentionCall call{                                                                \
+        out,          query,        kv_cache,     block_table, query_starts,  kv_lens,     out_stride, \
+        query_stride, cache_stride, table_stride, num_tokens,  num_sequences, table_width, num_blocks, \
+        num_heads,    num_kv_heads, head_size,    scale,       window,        soft_cap};               \
+    return pagetide::paged_attention(call, pagetide::kernels);                                         \
   }
 
 PAGETIDE_PAGED_ATTENTION(paged_attention_bf16, kBf16)

@@ -43,7 +43,7 @@ struct AttentionCall {
 struct WorkItem {
   int sequence;
   int kv_head;
-  int first_query;     // row of query and out
+  int first_query;  // row of query and out
   int num_queries;
   int first_position;  // of the first query in its sequence
   Range partitions;
@@ -60,8 +60,8 @@ struct AttentionKernels {
   void (*merge)(const AttentionCall&, const WorkItem&, float* scratch);
 };
 
-#define PAGETIDE_DECLARE_KERNELS(isa) \
-  namespace isa {                     \
+#define PAGETIDE_DECLARE_KERNELS(isa)           \
+  namespace isa {                               \
   extern const AttentionKernels attention_bf16; \
   extern const AttentionKernels attention_f32;  \
   }

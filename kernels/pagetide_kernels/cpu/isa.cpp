@@ -33,9 +33,13 @@ Isa current_isa() { return isa_in_use.load(std::memory_order_relaxed); }
 
 }  // namespace pagetide
 
-PAGETIDE_EXPORT int pagetide_supports(int isa) { return pagetide::is_supported(static_cast<pagetide::Isa>(isa)); }
+PAGETIDE_EXPORT int pagetide_supports(int isa) {
+  return pagetide::is_supported(static_cast<pagetide::Isa>(isa));
+}
 
 PAGETIDE_EXPORT int pagetide_current_isa() { return static_cast<int>(pagetide::current_isa()); }
 
 // The caller has asked pagetide_supports first.
-PAGETIDE_EXPORT void pagetide_use_isa(int isa) { pagetide::isa_in_use.store(static_cast<pagetide::Isa>(isa)); }
+PAGETIDE_EXPORT void pagetide_use_isa(int isa) {
+  pagetide::isa_in_use.store(static_cast<pagetide::Isa>(isa));
+}

@@ -21,11 +21,9 @@ struct PerIsa {
 };
 
 #if defined(__x86_64__)
-#define PAGETIDE_PER_ISA(kernels) \
-  { plain::kernels, avx2::kernels, avx512::kernels }
+#define PAGETIDE_PER_ISA(kernels) {plain::kernels, avx2::kernels, avx512::kernels}
 #else
-#define PAGETIDE_PER_ISA(kernels) \
-  { plain::kernels, plain::kernels, plain::kernels }
+#define PAGETIDE_PER_ISA(kernels) {plain::kernels, plain::kernels, plain::kernels}
 #endif
 
 }  // namespace pagetide

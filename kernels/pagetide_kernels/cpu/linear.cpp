@@ -35,7 +35,8 @@ Shares shared_out(const LinearCall& call) {
   Shares shares{kColumnsPerItem, 0, ceil_divided(call.num_tokens, kTokensPerItem)};
   for (;; shares.columns_per_item /= 2) {
     shares.column_items = ceil_divided(call.num_columns, shares.columns_per_item);
-    if (shares.columns_per_item == 1 || shares.count() >= kItemsPerThread * omp_get_max_threads()) return shares;
+    if (shares.columns_per_item == 1 || shares.count() >= kItemsPerThread * omp_get_max_threads())
+      return shares;
   }
 }
 
@@ -70,13 +71,13 @@ const PerIsa<LinearKernels> kF32 = PAGETIDE_PER_ISA(linear_f32);
 }  // namespace
 }  // namespace pagetide
 
-#define PAGETIDE_LINEAR(name, kernels)                                                                        \
-  PAGETIDE_EXPORT const char* name(void* out, const void* input, const void* weight, const void* bias,        \
-                                   int64_t out_stride, int64_t input_stride, int num_tokens,                  \
-                                   int out_features, int in_features, int num_columns) {                      \
-    return pagetide::linear({out, input, weight, bias, out_stride, input_stride, num_tokens, out_features,    \
-                             in_features, num_columns},                                                       \
-                            pagetide::kernels);                                                               \
+#define PAGETIDE_LINEAR(name, kernels)                                                                     \
+  PAGETIDE_EXPORT const char* name(void* out, const void* input, const void* weight, const void* bias,     \
+                                   int64_t out_stride, int64_t input_stride, int num_tokens,               \
+                                   int out_features, int in_features, int num_columns) {                   \
+    return pagetide::linear({out, input, weight, bias, out_stride, input_stride, num_tokens, out_features, \
+                             in_features, num_columns},                                                    \
+                            pagetide::kernels);                                                            \
   }
 
 PAGETIDE_LINEAR(linear_bf16, kBf16)

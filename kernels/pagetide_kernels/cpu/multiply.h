@@ -4,7 +4,8 @@
 // and columns are worked on together changes the speed and never a bit of the result.
 #pragma once
 
-#include "operands.h"
+#include "lookahead.h"
+#include "words.h"
 
 namespace pagetide::PAGETIDE_ISA {
 
@@ -16,7 +17,8 @@ struct Matrix {
   PAGETIDE_INLINE T* row(int64_t i) const { return data + i * stride; }
 };
 
-// Columns of vectors of words: `stride` from one to the next along the depth, `column_stride` to the next column.
+// Columns of vectors of words: `stride` from one to the next along the depth, `column_stride` to the next
+// column.
 template <class Word>
 struct Columns {
   const Word* data;
@@ -35,6 +37,7 @@ struct Product {
   Matrix<float> c;       // rows x columns * kLanes
   int depth;
   const float* factors;  // one for each row of c; null: c starts from zero
+  Lookahead* ahead = nullptr;
 };
 
 // The compiler keeps the sums in registers only if it unrolls the loops over them first.
@@ -48,14 +51,18 @@ void multiply_block(const Product<Word>& p) {
       sums[r][c] = p.factors ? load(p.c.row(r) + c * kLanes) * fill(p.factors[r]) : fill(0.0f);
     }
   }
+  Lookahead ahead = p.ahead != nullptr ? *p.ahead : Lookahead();
   for (int i = 0; i < p.depth; ++i) {
+    ahead.fetch(2);
     decltype(load_words(p.b.data)) b[kColumns];
     PAGETIDE_UNROLL for (int c = 0; c < kColumns; ++c) b[c] = load_words(p.b.at(i, c));
     PAGETIDE_UNROLL for (int r = 0; r < kRows; ++r) {
       const auto a = fill_words(p.a.row(r)[i]);
-      PAGETIDE_UNROLL for (int c = 0; c < kColumns; ++c) sums[r][c] = multiply_accumulate(a, b[c], sums[r][c]);
+      PAGETIDE_UNROLL for (int c = 0; c < kColumns; ++c) sums[r][c] =
+          multiply_accumulate(a, b[c], sums[r][c]);
     }
   }
+  if (p.ahead != nullptr) *p.ahead = ahead;
   PAGETIDE_UNROLL for (int r = 0; r < kRows; ++r) {
     PAGETIDE_UNROLL for (int c = 0; c < kColumns; ++c) store(sums[r][c], p.c.row(r) + c * kLanes);
   }

@@ -1,10 +1,11 @@
-// How attention packs its operands into the words that `multiply` contracts. Scores contract over the head size, so a key word holds neighbouring
-// elements of one token; outputs contract over tokens, so a value word holds one element of
-// neighbouring tokens.
+// How attention packs its operands into the words that `multiply` contracts. Scores contract over the head
+// size, so a key word holds neighbouring elements of one token; outputs contract over tokens, so a value word
+// holds one element of neighbouring tokens.
 #pragma once
 
 #include <cstring>
 
+#include "lookahead.h"
 #include "words.h"
 
 namespace pagetide::PAGETIDE_ISA {
@@ -20,23 +21,25 @@ struct Operands {
   }
 
   // [16][head_size] -> sixteen columns of [head_size][kTileTokens]
-  static void pack_keys(const Element* block, int head_size, Word* out) {
+  static void pack_keys(const Element* block, int head_size, Word* out, Lookahead& ahead) {
     for (int d = 0; d < head_size; d += kLanes) {
       Vec rows[kLanes];
       for (int t = 0; t < kLanes; ++t) rows[t] = load(block + t * head_size + d);
+      ahead.fetch(kLanes / 2);
       transpose(rows);
       for (int i = 0; i < kLanes; ++i) store(rows[i], out + (d + i) * kTileTokens);
     }
   }
 
   // [16][head_size] as it is, with zeros for the tokens outside `valid`, whatever stands there.
-  static void pack_values(const Element* block, int head_size, Range valid, Word* out) {
+  static void pack_values(const Element* block, int head_size, Range valid, Word* out, Lookahead& ahead) {
     for (int t = 0; t < kBlockTokens; ++t) {
       const bool present = t >= valid.begin && t < valid.end;
       const Element* row = block + t * head_size;
       for (int d = 0; d < head_size; d += kLanes) {
         store(present ? load(row + d) : fill(0.0f), out + t * head_size + d);
       }
+      ahead.fetch(head_size / (2 * kLanes));
     }
   }
 
@@ -55,7 +58,7 @@ struct Operands<bfloat16> {
   }
 
   // [16][head_size] -> sixteen columns of [head_size / 2][kTileTokens]
-  static void pack_keys(const bfloat16* block, int head_size, Word* out) {
+  static void pack_keys(const bfloat16* block, int head_size, Word* out, Lookahead& ahead) {
     const int words = head_size / 2;
     for (int w = 0; w < words; w += kLanes) {
       const int count = words - w < kLanes ? words - w : kLanes;
@@ -64,13 +67,14 @@ struct Operands<bfloat16> {
       for (int t = 0; t < kLanes; ++t) {
         rows[t] = {_mm512_maskz_loadu_ps(present, block + t * head_size + 2 * w)};
       }
+      ahead.fetch(kLanes / 2);
       transpose(rows);
       for (int i = 0; i < count; ++i) _mm512_storeu_ps(out + (w + i) * kTileTokens, rows[i].lanes);
     }
   }
 
   // [16][head_size] -> [8][head_size] of pairs, with zeros for the tokens outside `valid`.
-  static void pack_values(const bfloat16* block, int head_size, Range valid, Word* out) {
+  static void pack_values(const bfloat16* block, int head_size, Range valid, Word* out, Lookahead& ahead) {
     for (int t = 0; t < kBlockTokens; t += 2) {
       const bool first = t >= valid.begin && t < valid.end;
       const bool second = t + 1 >= valid.begin && t + 1 < valid.end;
@@ -80,6 +84,7 @@ struct Operands<bfloat16> {
         const __m512i high = second ? load_zero_extended(row + head_size + d) : _mm512_setzero_si512();
         _mm512_storeu_si512(out + t / 2 * head_size + d, _mm512_or_si512(low, _mm512_slli_epi32(high, 16)));
       }
+      ahead.fetch(head_size / (2 * kLanes));
     }
   }
 

@@ -57,7 +57,8 @@ PAGETIDE_INLINE void store_narrowed(__m256 v, bfloat16* out) {
   const __m256 is_nan = _mm256_cmp_ps(v, v, _CMP_UNORD_Q);
   const __m256i kept = _mm256_blendv_epi8(_mm256_add_epi32(bits, bias), quiet, _mm256_castps_si256(is_nan));
   const __m256i narrow = _mm256_srli_epi32(kept, 16);
-  const __m128i packed = _mm_packus_epi32(_mm256_castsi256_si128(narrow), _mm256_extracti128_si256(narrow, 1));
+  const __m128i packed =
+      _mm_packus_epi32(_mm256_castsi256_si128(narrow), _mm256_extracti128_si256(narrow, 1));
   _mm_storeu_si128(reinterpret_cast<__m128i*>(out), packed);
 }
 
@@ -82,20 +83,17 @@ PAGETIDE_INLINE Vec operator/(Vec a, Vec b) {
   return {_mm256_div_ps(a.low, b.low), _mm256_div_ps(a.high, b.high)};
 }
 
-PAGETIDE_INLINE Vec max(Vec a, Vec b) {
-  return {_mm256_max_ps(a.low, b.low), _mm256_max_ps(a.high, b.high)};
-}
+PAGETIDE_INLINE Vec max(Vec a, Vec b) { return {_mm256_max_ps(a.low, b.low), _mm256_max_ps(a.high, b.high)}; }
 
-PAGETIDE_INLINE Vec min(Vec a, Vec b) {
-  return {_mm256_min_ps(a.low, b.low), _mm256_min_ps(a.high, b.high)};
-}
+PAGETIDE_INLINE Vec min(Vec a, Vec b) { return {_mm256_min_ps(a.low, b.low), _mm256_min_ps(a.high, b.high)}; }
 
 PAGETIDE_INLINE Vec multiply_add(Vec a, Vec b, Vec c) {
   return {_mm256_fmadd_ps(a.low, b.low, c.low), _mm256_fmadd_ps(a.high, b.high, c.high)};
 }
 
 PAGETIDE_INLINE __m256 lanes_within(Range range, int first_lane) {
-  const __m256i lane = _mm256_add_epi32(_mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7), _mm256_set1_epi32(first_lane));
+  const __m256i lane =
+      _mm256_add_epi32(_mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7), _mm256_set1_epi32(first_lane));
   const __m256i before = _mm256_cmpgt_epi32(_mm256_set1_epi32(range.begin), lane);
   const __m256i below_end = _mm256_cmpgt_epi32(_mm256_set1_epi32(range.end), lane);
   return _mm256_castsi256_ps(_mm256_andnot_si256(before, below_end));

@@ -52,9 +52,7 @@ PAGETIDE_INLINE Vec operator/(Vec a, Vec b) { return {_mm512_div_ps(a.lanes, b.l
 PAGETIDE_INLINE Vec max(Vec a, Vec b) { return {_mm512_max_ps(a.lanes, b.lanes)}; }
 PAGETIDE_INLINE Vec min(Vec a, Vec b) { return {_mm512_min_ps(a.lanes, b.lanes)}; }
 
-PAGETIDE_INLINE Vec multiply_add(Vec a, Vec b, Vec c) {
-  return {_mm512_fmadd_ps(a.lanes, b.lanes, c.lanes)};
-}
+PAGETIDE_INLINE Vec multiply_add(Vec a, Vec b, Vec c) { return {_mm512_fmadd_ps(a.lanes, b.lanes, c.lanes)}; }
 
 // Lanes within `range` from v, the others from `outside`.
 PAGETIDE_INLINE Vec select(Range range, Vec v, Vec outside) {

@@ -30,9 +30,10 @@ struct KvWrite {
     const int64_t num_slots = int64_t{num_blocks} * kBlockTokens;
     for (int token = 0; token < num_tokens; ++token) {
       if (slots[token] >= num_slots) {
-        return error("write_kv: slots[%d] is %lld; expected less than %lld, the cache's %d blocks of %d tokens", token,
-                     static_cast<long long>(slots[token]), static_cast<long long>(num_slots), num_blocks,
-                     kBlockTokens);
+        return error(
+            "write_kv: slots[%d] is %lld; expected less than %lld, the cache's %d blocks of %d tokens", token,
+            static_cast<long long>(slots[token]), static_cast<long long>(num_slots), num_blocks,
+            kBlockTokens);
       }
     }
     return nullptr;
@@ -68,13 +69,13 @@ const char* write_kv(const KvWrite<Element>& call) {
 }  // namespace
 }  // namespace pagetide
 
-#define PAGETIDE_WRITE_KV(name, Element)                                                                     \
-  PAGETIDE_EXPORT const char* name(Element* cache, const Element* key, const Element* value,                 \
-                                   const int64_t* slots, int64_t cache_stride, int64_t key_stride,           \
-                                   int64_t value_stride, int num_tokens, int num_blocks, int num_kv_heads,   \
-                                   int head_size) {                                                          \
-    return pagetide::write_kv<Element>({cache, key, value, slots, cache_stride, key_stride, value_stride,    \
-                                        num_tokens, num_blocks, num_kv_heads, head_size});                   \
+#define PAGETIDE_WRITE_KV(name, Element)                                                                   \
+  PAGETIDE_EXPORT const char* name(Element* cache, const Element* key, const Element* value,               \
+                                   const int64_t* slots, int64_t cache_stride, int64_t key_stride,         \
+                                   int64_t value_stride, int num_tokens, int num_blocks, int num_kv_heads, \
+                                   int head_size) {                                                        \
+    return pagetide::write_kv<Element>({cache, key, value, slots, cache_stride, key_stride, value_stride,  \
+                                        num_tokens, num_blocks, num_kv_heads, head_size});                 \
   }
 
 PAGETIDE_WRITE_KV(write_kv_bf16, pagetide::bfloat16)

@@ -22,11 +22,12 @@ void pagetide_use_isa(int isa);
 }
 
 template <class Element>
-using Attention = const char*(void*, const void*, const void*, const int32_t*, const int32_t*, const int32_t*, int64_t,
-                              int64_t, int64_t, int64_t, int, int, int, int, int, int, int, float, int, float);
+using Attention = const char*(void*, const void*, const void*, const int32_t*, const int32_t*, const int32_t*,
+                              int64_t, int64_t, int64_t, int64_t, int, int, int, int, int, int, int, float,
+                              int, float);
 template <class Element>
-using Write = const char*(Element*, const Element*, const Element*, const int64_t*, int64_t, int64_t, int64_t, int, int,
-                          int, int);
+using Write = const char*(Element*, const Element*, const Element*, const int64_t*, int64_t, int64_t, int64_t,
+                          int, int, int, int);
 
 extern "C" Attention<bfloat16> paged_attention_bf16;
 extern "C" Attention<float> paged_attention_f32;
@@ -81,7 +82,8 @@ struct Step {
   int num_sequences() const { return int(kv_lens.size()); }
 
   Element& kv(int block, int value, int head, int offset) {
-    const size_t index = ((size_t(block) * 2 + size_t(value)) * size_t(shape.kv_heads) + size_t(head)) * kBlock;
+    const size_t index =
+        ((size_t(block) * 2 + size_t(value)) * size_t(shape.kv_heads) + size_t(head)) * kBlock;
     return cache[(index + size_t(offset)) * size_t(shape.head_size)];
   }
 };
@@ -111,7 +113,8 @@ const char* write_tokens(Step<Element>& step, Write<Element> write) {
   std::vector<int64_t> slots{-1};
   for (int s = 0; s < step.num_sequences(); ++s) {
     for (int position = 0; position < step.kv_lens[size_t(s)]; ++position) {
-      slots.push_back(int64_t{step.table[size_t(s * step.width + position / kBlock)]} * kBlock + position % kBlock);
+      slots.push_back(int64_t{step.table[size_t(s * step.width + position / kBlock)]} * kBlock +
+                      position % kBlock);
     }
   }
   std::vector<Element> key, value;
@@ -177,8 +180,8 @@ void compare_query(Step<Element>& step, int sequence, int row, int position) {
     for (size_t d = 0; d < expected.size(); ++d) {
       const double got = double(number(step.out[offset + d]));
       if (std::abs(got - expected[d]) <= kTolerance) continue;
-      std::printf("sequence %d position %d head %d element %zu: %g, expected %g\n", sequence, position, head, d, got,
-                  expected[d]);
+      std::printf("sequence %d position %d head %d element %zu: %g, expected %g\n", sequence, position, head,
+                  d, got, expected[d]);
       std::exit(1);
     }
   }
@@ -210,10 +213,10 @@ int run(const Shape& shape, Attention<Element> attention, Write<Element> write) 
   const int64_t row = int64_t(step.row_size());
   const int64_t block = int64_t{2} * kBlock * shape.kv_heads * shape.head_size;
   const float scale = 1.0f / std::sqrt(float(shape.head_size));
-  require(attention(step.out.data(), step.query.data(), step.cache.data(), step.table.data(), step.starts.data(),
-                    step.kv_lens.data(), row, row, block, step.width, step.starts.back(), step.num_sequences(),
-                    step.width, step.num_blocks, shape.heads, shape.kv_heads, shape.head_size, scale, shape.window,
-                    shape.soft_cap));
+  require(attention(step.out.data(), step.query.data(), step.cache.data(), step.table.data(),
+                    step.starts.data(), step.kv_lens.data(), row, row, block, step.width, step.starts.back(),
+                    step.num_sequences(), step.width, step.num_blocks, shape.heads, shape.kv_heads,
+                    shape.head_size, scale, shape.window, shape.soft_cap));
   return compare(step);
 }
 
@@ -236,7 +239,8 @@ int run_all(int isa, int rounds) {
 int main(int, char** arguments) {
   const int rounds = std::atoi(arguments[1]);
   for (int isa = 0; isa < 3; ++isa) {
-    if (pagetide_supports(isa)) std::printf("instruction set %d: %d queries right\n", isa, run_all(isa, rounds));
+    if (pagetide_supports(isa))
+      std::printf("instruction set %d: %d queries right\n", isa, run_all(isa, rounds));
   }
   return 0;
 }
