@@ -11,68 +11,113 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import tomllib
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 HERE = Path(__file__).parent
 LOCKS = {"serve": ["serve"], "cuda": ["cuda"], "dev": ["dev", "loadtest"]}
 """Lock file → the extras it adds to the files before it."""
 BUILD = ["setuptools==80.9.0"]
 
+Report = dict[str, Any]
 Versions = dict[str, dict[str, str]]
 """Package name → Python version → package version."""
 
 
 def main(pythons: list[str]) -> None:
-    project = tomllib.loads((HERE.parent / "pyproject.toml").read_text())["project"]
-    extras = project["optional-dependencies"]
-    wanted, known = project["dependencies"] + BUILD, set[str]()
-    for lock, names in LOCKS.items():
-        wanted = wanted + [requirement for name in names for requirement in extras.get(name, [])]
-        versions = resolve(pythons, wanted)
+    wanted = requirements()
+    reports = [resolve(python, [each for names in wanted.values() for each in names]) for python in pythons]
+    known: set[str] = set()
+    for lock, names in wanted.items():
+        versions = merge(reports, names)
         lines = [
-            line for name in sorted(set(versions) - known) for line in pins(name, versions[name], versions)
+            line for name in sorted(set(versions) - known) for line in pins(name, versions[name], reports)
         ]
         (HERE / f"{lock}.txt").write_text(header(lock) + "\n".join(lines) + "\n")
         known |= set(versions)
+
+
+def requirements() -> dict[str, list[str]]:
+    """What each lock file starts from."""
+    project = tomllib.loads((HERE.parent / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    wanted = {lock: [each for name in names for each in extras[name]] for lock, names in LOCKS.items()}
+    wanted["serve"] += project["dependencies"] + BUILD
+    return wanted
 
 
 def header(lock: str) -> str:
     return f"# The exact packages of `{lock}`, for Python 3.10 to 3.13; written by requirements/update.py.\n"
 
 
-def resolve(pythons: Iterable[str], requirements: list[str]) -> Versions:
+def resolve(python: str, wanted: list[str]) -> Report:
+    """pip's report of what it would install, torch replaced by what it needs."""
+    rest = [each for each in wanted if not each.startswith("torch==")] + torch_needs()
+    command = [python, "-m", "pip", "install", "--quiet", "--dry-run", "--ignore-installed", "--report", "-"]
+    report: Report = json.loads(subprocess.run([*command, *rest], check=True, stdout=subprocess.PIPE).stdout)
+    report["packages"] = {canonicalize_name(each["metadata"]["name"]): each for each in report["install"]}
+    report["packages"]["torch"] = {
+        "metadata": {"version": pinned(wanted, "torch"), "requires_dist": torch_needs()}
+    }
+    return report
+
+
+def torch_needs() -> list[str]:
+    return [each for each in metadata.requires("torch") or [] if ";" not in each]
+
+
+def pinned(wanted: list[str], name: str) -> str:
+    return next(each.partition("==")[2] for each in wanted if each.startswith(f"{name}=="))
+
+
+def merge(reports: list[Report], names: list[str]) -> Versions:
     versions: Versions = {}
-    for python in pythons:
-        for name, version, minor in resolve_for(python, requirements):
-            versions.setdefault(name, {})[minor] = version
+    for report in reports:
+        for name in closure(report, names):
+            versions.setdefault(name, {})[minor(report)] = report["packages"][name]["metadata"]["version"]
     return versions
 
 
-def resolve_for(python: str, requirements: list[str]) -> Iterable[tuple[str, str, str]]:
-    torch = [each for each in requirements if each.startswith("torch==")]
-    rest = [each for each in requirements if each not in torch] + torch_needs(bool(torch))
-    command = [python, "-m", "pip", "install", "--quiet", "--dry-run", "--ignore-installed", "--report", "-"]
-    report = json.loads(subprocess.run([*command, *rest], check=True, stdout=subprocess.PIPE).stdout)
-    minor = ".".join(report["environment"]["python_full_version"].split(".")[:2])
-    for each in report["install"]:
-        yield each["metadata"]["name"].lower().replace("_", "-"), each["metadata"]["version"], minor
-    for each in torch:
-        yield "torch", each.partition("==")[2], minor
+def closure(report: Report, names: Iterable[str]) -> set[str]:
+    """The packages that `names` need, directly or not, under this Python."""
+    found: set[str] = set()
+    pending = [Requirement(each) for each in names]
+    while pending:
+        needed = pending.pop()
+        name = canonicalize_name(needed.name)
+        if name in report["packages"] and applies(needed, report, {""}):
+            pending += needs_of(report["packages"][name], needed.extras, report) if name not in found else []
+            found.add(name)
+    return found
 
 
-def torch_needs(wanted: bool) -> list[str]:
-    needs = metadata.requires("torch") or [] if wanted else []
-    return [each for each in needs if ";" not in each]
+def needs_of(package: Report, extras: set[str], report: Report) -> Iterator[Requirement]:
+    for text in package["metadata"].get("requires_dist") or ():
+        needed = Requirement(text)
+        if applies(needed, report, extras | {""}):
+            needed.marker = None
+            yield needed
 
 
-def pins(name: str, by_python: dict[str, str], all_versions: Versions) -> Iterable[str]:
-    pythons = sorted({minor for each in all_versions.values() for minor in each}, key=_key)
-    for version in dict.fromkeys(by_python[minor] for minor in pythons if minor in by_python):
-        group = [minor for minor in pythons if by_python.get(minor) == version]
+def applies(needed: Requirement, report: Report, extras: set[str]) -> bool:
+    marker = needed.marker
+    return not marker or any(marker.evaluate(report["environment"] | {"extra": extra}) for extra in extras)
+
+
+def minor(report: Report) -> str:
+    return ".".join(report["environment"]["python_full_version"].split(".")[:2])
+
+
+def pins(name: str, by_python: dict[str, str], reports: list[Report]) -> Iterator[str]:
+    pythons = [minor(report) for report in reports]
+    for version in dict.fromkeys(by_python[each] for each in pythons if each in by_python):
+        group = [each for each in pythons if by_python.get(each) == version]
         yield f"{name}=={version}{marker(group, pythons)}"
 
 
@@ -83,11 +128,7 @@ def marker(group: list[str], pythons: list[str]) -> str:
         return f' ; python_version < "{pythons[len(group)]}"'
     if group == pythons[-len(group) :]:
         return f' ; python_version >= "{group[0]}"'
-    return " ; " + " or ".join(f'python_version == "{minor}"' for minor in group)
-
-
-def _key(minor: str) -> tuple[int, ...]:
-    return tuple(map(int, minor.split(".")))
+    return " ; " + " or ".join(f'python_version == "{each}"' for each in group)
 
 
 if __name__ == "__main__":

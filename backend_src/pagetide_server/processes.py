@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _STUB = b"triton_python_backend_stub"
+_STUB_COMMAND = _STUB[:15].decode()
+"""As the kernel cuts it, in /proc/PID/stat: all that is left of a zombie's name."""
 _SHARED_MEMORY = Path("/dev/shm")
 
 
@@ -37,13 +39,25 @@ def children(pid: int) -> list[int]:
     return ids
 
 
+def dead_stubs(server_pid: int) -> set[int]:
+    """Process ids of stubs that ended and that the server has not waited for."""
+    return {pid for pid in children(server_pid) if _command(pid) == _STUB_COMMAND and is_dead(pid)}
+
+
 def is_dead(pid: int) -> bool:
     """Whether the process is gone or a zombie that its parent has not waited for."""
+    return _stat(pid).rpartition(")")[2].split()[:1] in ([], ["Z"], ["X"])
+
+
+def _command(pid: int) -> str:
+    return _stat(pid).partition("(")[2].rpartition(")")[0]
+
+
+def _stat(pid: int) -> str:
     try:
-        status = Path(f"/proc/{pid}/stat").read_text()
+        return Path(f"/proc/{pid}/stat").read_text()
     except OSError:
-        return True
-    return status.rpartition(")")[2].split()[0] in ("Z", "X")
+        return ""
 
 
 def ending_with_parent() -> list[str]:

@@ -88,8 +88,7 @@ class Supervisor:
                 return f"tritonserver ended with code {server.returncode}"
             dead = watch.dead()
             if dead:
-                names = ", ".join(f"{stub.model} version {stub.version}" for stub in dead)
-                return f"the process that served {names} died"
+                return f"the process that served {', '.join(dead)} died"
             time.sleep(POLL_S)
         return None
 
@@ -133,14 +132,13 @@ class StubWatch:
 
     def __init__(self, server: Server) -> None:
         self._server = server
-        self._known: dict[int, processes.Stub] = {}
+        self._names: dict[int, str] = {}
         self._suspects: set[int] = set()
 
-    def dead(self) -> list[processes.Stub]:
-        self._known |= {stub.pid: stub for stub in self._server.stubs()}
-        children = set(processes.children(self._server.pid))
-        self._known = {pid: stub for pid, stub in self._known.items() if pid in children}
-        dead = {pid for pid in self._known if processes.is_dead(pid)}
+    def dead(self) -> list[str]:
+        """What the dead stubs served."""
+        self._names |= {stub.pid: f"{stub.model} version {stub.version}" for stub in self._server.stubs()}
+        dead = processes.dead_stubs(self._server.pid)
         confirmed = dead & self._suspects
         self._suspects = dead
-        return [self._known[pid] for pid in sorted(confirmed)]
+        return [self._names.get(pid, "a model") for pid in sorted(confirmed)]

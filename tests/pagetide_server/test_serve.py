@@ -11,6 +11,8 @@ import pytest
 from serve_world import BROKEN, Serve, open_stream, wait_until, write_version
 
 from pagetide_server import processes
+from pagetide_server.launcher import Server
+from pagetide_server.supervisor import StubWatch
 
 pytestmark = pytest.mark.server
 
@@ -55,6 +57,17 @@ def test_a_second_signal_ends_it_at_once(
         assert serving.process.wait(30) == 130
     assert processes.is_dead(server)
     assert serving.shared_memory() == []
+
+
+def test_a_stub_that_died_before_anyone_looked_is_found(repository: Path, server: Server) -> None:
+    write_version(repository)
+    with server:
+        server.wait_ready("counter")
+        (stub,) = server.stubs()
+        os.kill(stub.pid, signal.SIGKILL)
+        wait_until(lambda: processes.is_dead(stub.pid))
+        watch = StubWatch(server)
+        assert [watch.dead(), watch.dead()] == [[], ["a model"]]
 
 
 @pytest.mark.parametrize("victim", ["stub", "server"])
