@@ -108,6 +108,7 @@ def read_family(config: Config, generation: Config, source: str) -> Family:
     key, or a value no layer implements.
     """
     architecture = _architecture(config, source)
+    _refuse_quantised(config, source)
     try:
         traits = ARCHITECTURES[architecture](config)
         return Family(**(_common(architecture, config, generation) | traits))
@@ -126,9 +127,19 @@ def _architecture(config: Config, source: str) -> str:
     raise WeightsError(f"{source} has architectures {names}; known: {known}")
 
 
+def _refuse_quantised(config: Config, source: str) -> None:
+    quantization = config.get("quantization_config")
+    if quantization:
+        method = quantization.get("quant_method", "an unnamed method")
+        raise WeightsError(
+            f"{source} says the weights are quantised by {method}; give bfloat16 ones or a GGUF file"
+        )
+
+
 def _common(architecture: str, config: Config, generation: Config) -> dict[str, Any]:
     num_layers, num_heads = int(config["num_hidden_layers"]), int(config["num_attention_heads"])
     head_dim = int(config.get("head_dim") or config["hidden_size"] // num_heads)
+    rope = read_rope(config, config, head_dim)
     return {
         "architecture": architecture,
         "num_layers": num_layers,
@@ -138,13 +149,13 @@ def _common(architecture: str, config: Config, generation: Config) -> dict[str, 
         "num_kv_heads": int(config.get("num_key_value_heads") or num_heads),
         "head_dim": head_dim,
         "vocab_size": int(config["vocab_size"]),
-        "max_model_len": int(config["max_position_embeddings"]),
+        "max_model_len": max(int(config["max_position_embeddings"]), rope.stretched_len),
         "eos_token_ids": _ids(config.get("eos_token_id")) | _ids(generation.get("eos_token_id")),
         "norm_eps": float(config.get("rms_norm_eps", 1e-6)),
         "activation": _activation(config.get("hidden_act", "silu")),
         "tied_head": bool(config.get("tie_word_embeddings", False)),
         "attention_scale": head_dim**-0.5,
-        "ropes": (read_rope(config, config, head_dim),),
+        "ropes": (rope,),
         "layer_ropes": (0,) * num_layers,
         "windows": (0,) * num_layers,
     }

@@ -34,6 +34,11 @@ class Rope:
     divisors: tuple[float, ...] = ()
     amplitude: float = 1.0
 
+    @property
+    def stretched_len(self) -> int:
+        """Positions within YaRN's reach, which configurations may leave out; 0 for other scalings."""
+        return int(self.trained_len * self.factor) if self.scaling == "yarn" else 0
+
 
 def read_rope(owner: Mapping[str, Any], config: Mapping[str, Any], head_dim: int) -> Rope:
     """Reads `rope_parameters` (transformers 5) or `rope_theta` and `rope_scaling` (before it) of `owner`.

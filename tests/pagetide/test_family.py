@@ -55,6 +55,17 @@ def test_rope_reads_the_same_from_old_and_new_keys() -> None:
     assert new.ropes[0].theta == 5e5
 
 
+def test_yarn_lengthens_a_model_whose_config_counts_trained_positions_only() -> None:
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256}
+    assert read(rope_scaling=yarn).max_model_len == 1024
+    assert read(rope_scaling=yarn, max_position_embeddings=2048).max_model_len == 2048
+
+
+def test_quantised_safetensors_are_refused_before_they_are_misread() -> None:
+    with pytest.raises(WeightsError, match=r"config\.json says the weights are quantised by fp8"):
+        read(quantization_config={"quant_method": "fp8"})
+
+
 def test_gemma3_ropes_read_the_same_from_old_and_new_keys() -> None:
     gemma = {"architectures": ["Gemma3ForCausalLM"], "head_dim": 32}
     old = read(
