@@ -81,8 +81,14 @@ def load(
     with ThreadPoolExecutor(_HASH_THREADS) as threads:
         digests = threads.map(_digest, checkpoint.files)
         decoder = loader.decoder()
-        identity = hashlib.sha256(f"{dtype} rank {rank} of {world}".encode() + b"".join(digests))
+        identity = hashlib.sha256(b"".join(digests))
+    identity.update(f"{dtype} rank {rank} of {world} {_computation(checkpoint.family)}".encode())
     return replace(decoder, content_id=identity.digest())
+
+
+def _computation(family: Family) -> str:
+    """The description without what changes no KV."""
+    return repr(replace(family, eos_token_ids=frozenset()))
 
 
 def _dtype_of(checkpoint: Checkpoint) -> torch.dtype:

@@ -130,6 +130,18 @@ def test_the_content_id_is_the_contents_and_nothing_elses(tiny_llama: Path, copy
     assert load(copy).content_id != original
 
 
+def test_the_content_id_tells_configurations_apart_that_compute_different_kv(
+    tiny_llama: Path, copy: Path
+) -> None:
+    file = copy / "config.json"
+    config = json.loads(file.read_text())
+    file.write_text(json.dumps(config | {"eos_token_id": [1, 2], "transformers_version": "6"}))
+    assert load(copy).content_id == load(tiny_llama).content_id
+    config["rope_parameters"]["rope_theta"] = 20000.0
+    file.write_text(json.dumps(config))
+    assert load(copy).content_id != load(tiny_llama).content_id
+
+
 def remove(name: str) -> Callable[[Path], None]:
     return lambda path: (path / name).unlink()
 
