@@ -96,6 +96,7 @@ class Supervisor:
         self._console.say(
             f"Stopping: running requests have {server.exit_timeout_s} s to finish; Ctrl-C again ends them"
         )
+        self._console.restart_clock()
         server.terminate()
         deadline = time.monotonic() + server.exit_timeout_s + KILL_MARGIN_S
         while server.returncode is None and self._signals < 2 and time.monotonic() < deadline:
