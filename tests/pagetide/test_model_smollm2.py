@@ -13,6 +13,8 @@ from pagetide import tokenizer, weights
 from pagetide.layers import Linear, linear_for
 from pagetide.model import Decoder
 
+pytestmark = pytest.mark.timeout(900)
+
 PROMPTS = (
     "The capital of France is",
     "Once upon a time, in a village by the sea,",
@@ -52,15 +54,16 @@ def prompts(smollm2_path: Path) -> list[list[int]]:
 
 @pytest.fixture(scope="module")
 def reference(smollm2_path: Path) -> Any:
-    from transformers import AutoModelForCausalLM, GgufConfig
+    """transformers' model with the tensors that transformers reads; its one-call way needs accelerate too."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
-    quantization = GgufConfig(gguf_file=smollm2_path.name, dequantize=True)
-    return AutoModelForCausalLM.from_pretrained(
-        smollm2_path.parent,
-        gguf_file=smollm2_path.name,
-        quantization_config=quantization,
-        dtype=torch.float32,
-    )
+    config = AutoConfig.from_pretrained(smollm2_path.parent, gguf_file=smollm2_path.name)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    tensors = load_gguf_checkpoint(str(smollm2_path), return_tensors=True, model_to_load=model)["tensors"]
+    assert model.load_state_dict(tensors, strict=False).missing_keys == ["lm_head.weight"]
+    model.tie_weights()
+    return model
 
 
 @pytest.mark.slow
