@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from dataclasses import dataclass, field
 
 from pagetide.block_tables import BlockTables, Hits
 from pagetide.request import Sequence
 from pagetide.stats import Reason
 from pagetide.step import StepPlan
+
+ABOVE_SHARE_PART = 4
+"""Prompts of tenants above their share fill at most this part of a step's budget, one fourth."""
 
 
 @dataclass(slots=True, eq=False)
@@ -24,7 +28,33 @@ class Draft:
     sequences: dict[int, Sequence] = field(default_factory=dict)
     published: dict[int, None] = field(default_factory=dict)
     preempted: set[Reason] = field(default_factory=set)
+    above_share: Container[str] = ()
+    favours: bool = False
+    spare: int = 0
     num_decoding: int = 0
+
+    @property
+    def admits(self) -> bool:
+        """Blocks that were just taken back are not given to newcomers."""
+        return self.budget > 0 and not self.preempted
+
+    def most_new(self, sequence: Sequence) -> int:
+        """How many tokens of the sequence the step has room for.
+
+        Prompts of tenants above their share get a part of the budget only, and none in a step with a prompt
+        of another tenant: so a flood of prompts lengthens neither the step that others wait for nor theirs.
+        """
+        if sequence.id in self.sequences:
+            return 0
+        room = self.budget
+        if not sequence.is_stream and sequence.request.tenant in self.above_share:
+            room = min(room, 0 if self.favours else self.spare)
+        return min(sequence.num_left, room)
+
+    def slow_down(self, tenants: Container[str]) -> None:
+        """These are above their share."""
+        self.above_share = tenants
+        self.spare = self.budget // ABOVE_SHARE_PART
 
     def hits(self, sequence: Sequence) -> Hits:
         return self.tables.hits(sequence, unwritten=self.published)
@@ -39,7 +69,11 @@ class Draft:
         """Compute the sequence's next `num_new` tokens. The blocks for them are known to be there."""
         start, end = sequence.num_computed, sequence.num_computed + num_new
         self.tables.grow(sequence, end)
-        self.num_decoding += sequence.num_output_tokens > 0 and num_new == 1
+        self.num_decoding += sequence.is_stream
+        if self.above_share and not sequence.is_stream:
+            above = sequence.request.tenant in self.above_share
+            self.favours |= not above
+            self.spare -= num_new * above
         if end == sequence.num_tokens:
             self._sample(sequence)
         self.plan.sequence_ids.append(sequence.id)

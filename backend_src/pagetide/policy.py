@@ -23,9 +23,13 @@ class Policy:
         self._tenants = tenants
         self.estimate = estimate
 
-    def by_urgency(self, running: Iterable[Sequence]) -> list[Sequence]:
-        """Streams before prompts, so long prompts never stall them; then by the tenants' clocks, then age."""
-        return sorted(running, key=lambda s: (s.num_left > 1, self._tenants.clock(s), s.id))
+    def by_urgency(self, running: Iterable[Sequence]) -> tuple[list[Sequence], list[Sequence]]:
+        """Streams that wait for one token, and prompts; in each in each, tenants that are behind come first.
+
+        Streams go first, so long prompts never stall them.
+        """
+        ordered = sorted(running, key=lambda s: (self._tenants.clock(s), s.id))
+        return [s for s in ordered if s.is_stream], [s for s in ordered if not s.is_stream]
 
     def room(self, sequence: Sequence, running: Iterable[Sequence]) -> int:
         """Free blocks that the running sequence may take: what protected ones will need is theirs."""
@@ -57,7 +61,7 @@ class Policy:
         free = [s for s in running if s.id not in planned and not self._tenants.is_protected(s)]
         if all(s is needy for s in free):
             return None
-        above = self._above_share(running)
+        above = self.above_share(running)
         return min(free, key=lambda s: (s.request.tenant not in above, *_cost(s)))
 
     def is_owed(self, waiting: Sequence, hits: Hits, running: Iterable[Sequence]) -> bool:
@@ -73,12 +77,14 @@ class Policy:
     def debtor(self, running: Iterable[Sequence]) -> Sequence | None:
         """The cheapest sequence that a tenant above its share can give back."""
         running = list(running)
-        above = self._above_share(running)
+        above = self.above_share(running)
         owing = [s for s in running if s.request.tenant in above and not self._tenants.is_protected(s)]
         return min(owing, key=_cost, default=None)
 
-    def _above_share(self, running: list[Sequence]) -> set[str]:
+    def above_share(self, running: Iterable[Sequence]) -> set[str]:
         """Tenants with more slots or blocks than their share; one sequence is always granted."""
+        if len(self._tenants.active) < 2:
+            return set()
         blocks: Counter[str] = Counter()
         for sequence in running:
             blocks[sequence.request.tenant] += len(sequence.block_table)

@@ -150,6 +150,11 @@ class Sequence:
         return len(self.tokens) - self.num_computed
 
     @property
+    def is_stream(self) -> bool:
+        """A client has its first tokens, and it waits for the next one only."""
+        return self.num_left == 1 and self.num_output_tokens > 0
+
+    @property
     def num_tokens(self) -> int:
         return len(self.tokens)
 

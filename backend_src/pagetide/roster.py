@@ -60,8 +60,7 @@ class Roster:
 
     def run(self, sequence: Sequence) -> None:
         """A waiting sequence runs from now on."""
-        self._tenants.remove(sequence)
-        self._tenants.account(sequence).num_running += 1
+        self._tenants.started(sequence)
         self.running[sequence.id] = sequence
         sequence.status = Status.RUNNING
 
@@ -91,4 +90,4 @@ class Roster:
 
     def _stop(self, sequence: Sequence) -> None:
         del self.running[sequence.id]
-        self._tenants.account(sequence).num_running -= 1
+        self._tenants.stopped(sequence)

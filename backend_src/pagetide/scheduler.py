@@ -11,6 +11,7 @@ only when its longest length fits, which is then kept free for it.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping
 
@@ -139,13 +140,17 @@ class Scheduler:
 
     def plan(self) -> StepPlan | None:
         """The next step, running sequences first; None if there is nothing to compute."""
-        decoding = sum(sequence.num_left == 1 for sequence in self.running)
-        draft = self._draft = Draft(self._tables, self._budget.tokens(decoding))
-        self._make_way(draft.budget - decoding)
-        for sequence in self._policy.by_urgency(self.running):
+        self.tenants.look()
+        streams, prompts = self._policy.by_urgency(self.running)
+        draft = self._draft = Draft(self._tables, self._budget.tokens(len(streams)))
+        self._make_way(draft.budget - len(streams))
+        draft.slow_down(self._policy.above_share(self.running))
+        for sequence in streams:
             self._advance(sequence)
-        if not draft.preempted:
-            self._admit()
+        self._admit(ahead_of=prompts)
+        for sequence in prompts:
+            self._advance(sequence)
+        self._admit()
         self._policy.estimate.stepped(preempted=Reason.BLOCKS in draft.preempted)
         return draft.plan if draft.plan.num_tokens else None
 
@@ -187,8 +192,8 @@ class Scheduler:
 
     def _advance(self, sequence: Sequence) -> None:
         """Plan a running sequence's next tokens, if its blocks are there or can be had."""
-        num_new = min(sequence.num_left, self._draft.budget)
-        if num_new == 0 or sequence.status is not Status.RUNNING or sequence.id in self._draft.sequences:
+        num_new = self._draft.most_new(sequence)
+        if num_new == 0 or sequence.status is not Status.RUNNING:
             return
         if self._find_room(sequence, sequence.num_computed + num_new):
             self._compute(sequence, num_new)
@@ -225,22 +230,30 @@ class Scheduler:
         self._draft.preempted.add(reason)
         self._tally.preemptions[reason] += 1
 
-    def _admit(self) -> None:
-        """Start waiting sequences, one tenant after the other, while they will fit beside all that runs."""
-        while self._draft.budget and self.num_running < self.limits.max_running:
+    def _admit(self, ahead_of: Iterable[Sequence] = ()) -> None:
+        """Start waiting sequences, one tenant after the other, while they will fit beside all that runs.
+
+        With `ahead_of`, only those whose tenants are further behind than the tenants of all these prompts.
+        """
+        limit = min(map(self.tenants.clock, ahead_of), default=math.inf)
+        while self._draft.admits and self.num_running < self.limits.max_running:
             sequence = self.tenants.first(self._clock())
-            if sequence is None or not self._start(sequence, self._draft.budget):
+            if sequence is None or self.tenants.clock(sequence) >= limit:
+                return
+            if not self._start(sequence, self._draft.most_new(sequence)):
                 return
 
-    def _start(self, sequence: Sequence, budget: int) -> bool:
-        """Run a waiting sequence with `budget` tokens at first. False if it does not fit."""
+    def _start(self, sequence: Sequence, most_new: int) -> bool:
+        """Run a waiting sequence with `most_new` tokens at first. False if it does not fit."""
+        if most_new <= 0:
+            return False
         hits = self._policy.fitting(sequence, self._draft.hits(sequence), self.running)
         if hits is None:
             return False
         self._draft.start(sequence, hits)
         self._record_start(sequence)
         self._roster.run(sequence)
-        self._compute(sequence, min(sequence.num_left, budget))
+        self._compute(sequence, min(sequence.num_left, most_new))
         return True
 
     def _record_start(self, sequence: Sequence) -> None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pagetide.request import Sequence
 from pagetide.tenant_policy import TenantPolicies, TenantPolicy
 
-MAX_IDLE_ACCOUNTS = 1024
+MAX_IDLE_ACCOUNTS = 256
 _BURST_S = 1.0
 """A tenant with a limit on tokens per second may save up this much of it."""
 
@@ -71,14 +71,15 @@ class Tenants:
         self._max_preemptions = max_preemptions
         self._accounts: dict[str, Account] = {}
         self.num_waiting = 0
+        self.active: list[Account] = []
 
     @property
     def accounts(self) -> Iterable[Account]:
         return self._accounts.values()
 
-    @property
-    def active(self) -> list[Account]:
-        return [account for account in self._accounts.values() if account.is_active]
+    def look(self) -> None:
+        """See who is active: `active` and the shares stay as they are until the next look."""
+        self.active = [account for account in self._accounts.values() if account.is_active]
 
     def account(self, sequence: Sequence) -> Account:
         return self._accounts[sequence.request.tenant]
@@ -104,6 +105,15 @@ class Tenants:
         del waiting[at]
         self.num_waiting -= 1
 
+    def started(self, sequence: Sequence) -> None:
+        """It waits no longer, it runs."""
+        self.remove(sequence)
+        self.account(sequence).num_running += 1
+
+    def stopped(self, sequence: Sequence) -> None:
+        """It runs no longer."""
+        self.account(sequence).num_running -= 1
+
     def first(self, now_s: float) -> Sequence | None:
         """Whose turn it is, among the tenants that are within their limits."""
         heads = [
@@ -119,8 +129,9 @@ class Tenants:
         return min((pause for pause in pauses if pause > 0), default=None)
 
     def share(self, account: Account) -> float:
-        """Of the machine, 0 to 1, by weight among those that want it now."""
-        return account.policy.weight / sum(each.policy.weight for each in self.active)
+        """Of the machine, 0 to 1, by weight among the active ones and this one."""
+        others = sum(each.policy.weight for each in self.active if each is not account)
+        return account.policy.weight / (account.policy.weight + others)
 
     def _entry(self, sequence: Sequence) -> _Entry:
         """Stays the same while the sequence waits; ends in something unique before the sequence."""
@@ -130,7 +141,7 @@ class Tenants:
 
     def _open(self, name: str, now_s: float) -> Account:
         account = self._accounts.get(name)
-        level = min((each.clock for each in self.active), default=0.0)
+        level = min((each.clock for each in self._accounts.values() if each.is_active), default=0.0)
         if account is None:
             self._forget_idle(now_s)
             policy = self.policies[name]

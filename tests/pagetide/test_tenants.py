@@ -110,8 +110,7 @@ def test_a_concurrency_limit_passes_the_turn_on() -> None:
     first, second, other = waiting("narrow"), waiting("narrow"), waiting("other")
     for sequence in (first, second, other):
         queue.push(sequence, 0.0)
-    queue.remove(first)
-    queue.account(first).num_running += 1
+    queue.started(first)
     assert queue.first(0.0) is other
 
 

@@ -83,7 +83,7 @@ class Ledger:
     @staticmethod
     def decoding(scheduler: Scheduler) -> list[Sequence]:
         """Running streams that wait for their next token."""
-        return [sequence for sequence in scheduler.running if sequence.num_left == 1]
+        return [sequence for sequence in scheduler.running if sequence.is_stream]
 
     def _check_ending(self, account: Account, output: Output, now_s: float) -> None:
         reason, request = output.finish_reason, account.request

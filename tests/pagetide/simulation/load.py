@@ -1,0 +1,91 @@
+"""Load on the real scheduler and engine loop in simulated time: what clients would see, without a model.
+
+A step takes `STEP_S + TOKEN_S * tokens + CONTEXT_S * (tokens * context)`: SmolLM2 on two cores, about.
+"""
+
+from __future__ import annotations
+
+import itertools
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from simulation.simulation import Clock
+
+from pagetide.block_pool import BlockPool, chain_root
+from pagetide.engine import Engine
+from pagetide.limits import Limits
+from pagetide.request import Output, Request, SamplingParams
+from pagetide.scheduler import Scheduler
+from pagetide.step import StepPlan, StepResult
+from pagetide.tenant_policy import TenantPolicies
+
+STEP_S = 0.015
+TOKEN_S = 0.0002
+CONTEXT_S = 5e-9
+
+_IDS = itertools.count()
+
+
+@dataclass(slots=True)
+class Client:
+    """One request and when its tokens came."""
+
+    arrival_s: float
+    prompt: array[int]
+    max_tokens: int
+    tenant: str = ""
+    token_s: list[float] = field(default_factory=list)
+
+    @property
+    def ttft_s(self) -> float:
+        return self.token_s[0] - self.arrival_s
+
+    @property
+    def intervals_s(self) -> list[float]:
+        return [after - before for before, after in itertools.pairwise(self.token_s)]
+
+    def request(self, clock: Clock) -> Request:
+        params = SamplingParams(max_tokens=self.max_tokens, ignore_eos=True, temperature=0.0)
+        return Request(
+            next(_IDS),
+            self.prompt,
+            params,
+            lambda o: self._take(o, clock),
+            self.arrival_s,
+            tenant=self.tenant,
+        )
+
+    def _take(self, output: Output, clock: Clock) -> None:
+        self.token_s += [clock.now_s] * len(output.token_ids)
+
+
+@dataclass(slots=True)
+class TimedRunner:
+    """Computes nothing, in the time that a model would take."""
+
+    clock: Clock
+
+    def run(self, plan: StepPlan) -> StepResult:
+        pairs = zip(plan.num_new, plan.num_computed, strict=True)
+        attended = sum(count * (start + count / 2) for count, start in pairs)
+        self.clock.now_s += STEP_S + TOKEN_S * plan.num_tokens + CONTEXT_S * attended
+        return StepResult([1] * len(plan.sampled.rows), [None] * len(plan.sampled.rows))
+
+
+def serve(
+    clients: Sequence[Client], limits: Limits, num_blocks: int, policies: TenantPolicies | None = None
+) -> Scheduler:
+    """Run until all clients have everything."""
+    clock = Clock()
+    scheduler = Scheduler(BlockPool(num_blocks), limits, lambda scope: chain_root(scope), clock, policies)
+    engine = Engine(scheduler, TimedRunner(clock), len(clients), on_step=lambda stats: None, clock=clock)
+    coming = sorted(clients, key=lambda client: client.arrival_s, reverse=True)
+    while coming or not scheduler.is_idle:
+        while coming and coming[-1].arrival_s <= clock.now_s:
+            engine.submit(coming.pop().request(clock))
+        before_s = clock.now_s
+        engine.turn(wait=False)
+        if clock.now_s == before_s and coming:
+            clock.now_s = max(before_s, coming[-1].arrival_s)
+    return scheduler
