@@ -108,7 +108,7 @@ def next_steps(server: Server, model: str) -> str:
             f'  {command()} generate "The capital of France is" --max-tokens 32{flags}',
             f"  curl -N {server.host}:{server.http_port}/v2/models/{model}/generate_stream -d '{body}'",
             f"  curl {server.host}:{server.metrics_port}/metrics",
-            f"  log: {server.log}",
+            f"  log: {shown(server.log)}",
             "",
             "Ctrl-C finishes what runs, then stops.",
         ]
@@ -124,4 +124,9 @@ def command() -> str:
     script = Path(sys.prefix) / "bin" / "pagetide"
     if str(script.parent) in os.environ.get("PATH", "").split(os.pathsep):
         return "pagetide"
-    return os.path.relpath(script) if script.is_relative_to(Path.cwd()) else str(script)
+    return shown(script)
+
+
+def shown(path: Path) -> str:
+    """Relative where it lies below the current directory."""
+    return os.path.relpath(path) if path.is_relative_to(Path.cwd()) else str(path)
