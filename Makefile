@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 STAMPS := $(VENV)/.stamps
 SERVER := backend_src/pagetide_server
 INSTALL := $(BIN)/python $(SERVER)/install.py
-KERNELS := $(wildcard kernels/pagetide_kernels/*.py kernels/pagetide_kernels/cpu/*)
+KERNELS := $(wildcard $(addprefix kernels/pagetide_kernels/,*.py cpu/*.py cpu/*.cpp cpu/*.h))
 GPU := $(wildcard /dev/nvidiactl)
 
 ifneq ($(origin PYTHON),file)

@@ -41,6 +41,7 @@ def serve(
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     device: Annotated[Device, typer.Option(help="Where models run.")] = Device.auto,
     exit_timeout_s: Annotated[int, typer.Option(min=0, help="Seconds for running requests at the end.")] = 30,
+    poll_s: Annotated[int, typer.Option(min=1, help="Seconds between looks for new versions.")] = 5,
     log_file: Annotated[
         Path | None, typer.Option(help="Everything the server and its models log.", show_default=False)
     ] = None,
@@ -63,6 +64,7 @@ def serve(
             host=host,
             device=None if device is Device.auto else device.value,
             exit_timeout_s=exit_timeout_s,
+            poll_s=poll_s,
             log_path=log_file,
             log_verbose=log_verbose,
         )

@@ -80,7 +80,7 @@ class Serve:
         self.ports: Ports = free_ports()
         self.output = output
         command = [sys.executable, "-m", "pagetide_server", "serve", "-r", str(repository)]
-        command += ["--log-file", str(output.with_suffix(".log")), *options]
+        command += ["--log-file", str(output.with_suffix(".log")), "--poll-s", "1", *options]
         for name in ("http", "grpc", "metrics"):
             command += [f"--{name}-port", str(getattr(self.ports, name))]
         with output.open("wb") as out:
