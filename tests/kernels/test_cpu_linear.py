@@ -48,17 +48,19 @@ def test_every_shape_is_right(isa, dtype, num_outputs, num_inputs):
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=["bf16", "f32"])
-def test_a_row_gives_the_same_bits_in_every_batch(isa, dtype):
-    tokens, weight, bias = random_layer(200, 200, 576, dtype)
+@pytest.mark.parametrize("num_inputs", [576, 2500])
+def test_a_row_gives_the_same_bits_in_every_batch(isa, dtype, num_inputs):
+    tokens, weight, bias = random_layer(200, 200, num_inputs, dtype)
     packed = ops.pack_linear(weight)
     together = ops.linear(tokens, packed, bias)
     for num_tokens in (1, 2, 3, 4, 5, 6, 7, 8, 13, 95, 96, 97, 199):
         assert torch.equal(ops.linear(tokens[-num_tokens:], packed, bias), together[-num_tokens:])
 
 
+@pytest.mark.parametrize("num_tokens", [1, 40, 400])
 @pytest.mark.parametrize("num_threads", [1, 2, 5])
-def test_the_number_of_threads_changes_no_bit(isa, num_threads):
-    tokens, weight, _ = random_layer(40, 960, 576, torch.bfloat16)
+def test_the_number_of_threads_changes_no_bit(isa, num_threads, num_tokens):
+    tokens, weight, _ = random_layer(num_tokens, 400, 576, torch.bfloat16)
     packed = ops.pack_linear(weight)
     before, expected = torch.get_num_threads(), ops.linear(tokens, packed)
     torch.set_num_threads(num_threads)

@@ -10,49 +10,47 @@
 namespace pagetide {
 namespace {
 
-// Tokens whose inputs stay in the L2 cache beside a tile of weights.
-constexpr int kTokensPerItem = 96;
-
-// Columns that the widest kernel computes together, and how many items a thread should have to even out.
-constexpr int kColumnsPerItem = 4;
-constexpr int kItemsPerThread = 8;
-
 // Multiplications below which starting threads costs more than it saves.
 constexpr int64_t kSerialWork = 1 << 18;
 
+// A thread's share of the tokens is not worth less than this many: weights are read once for each share.
+constexpr int kTokensPerShare = 96;
+
 int ceil_divided(int a, int b) { return (a + b - 1) / b; }
 
-struct Shares {
-  int columns_per_item;
-  int column_items;
-  int token_items;
+Range share(int i, int num_shares, int size) {
+  return {static_cast<int>(int64_t{size} * i / num_shares),
+          static_cast<int>(int64_t{size} * (i + 1) / num_shares)};
+}
 
-  int count() const { return column_items * token_items; }
+struct Grid {
+  int token_shares;
+  int column_shares;
+
+  int64_t largest_share(const LinearCall& call) const {
+    return int64_t{ceil_divided(call.num_tokens, token_shares)} *
+           ceil_divided(call.num_columns, column_shares);
+  }
 };
 
-// Narrow items where wide ones would leave threads idle.
-Shares shared_out(const LinearCall& call) {
-  Shares shares{kColumnsPerItem, 0, ceil_divided(call.num_tokens, kTokensPerItem)};
-  for (;; shares.columns_per_item /= 2) {
-    shares.column_items = ceil_divided(call.num_columns, shares.columns_per_item);
-    if (shares.columns_per_item == 1 || shares.count() >= kItemsPerThread * omp_get_max_threads())
-      return shares;
+// One share a thread, the largest as small as can be.
+Grid shared_out(const LinearCall& call, int num_threads) {
+  Grid best{1, num_threads};
+  for (int tokens = 2; tokens <= num_threads && tokens * kTokensPerShare <= call.num_tokens; ++tokens) {
+    const Grid grid{tokens, num_threads / tokens};
+    if (grid.largest_share(call) < best.largest_share(call)) best = grid;
   }
+  return best;
 }
 
-Range share(int item, int size, int limit) {
-  const int end = (item + 1) * size;
-  return {item * size, end < limit ? end : limit};
-}
-
-// Neighbouring items share weights, and each thread gets neighbouring items.
 void project_all(const LinearCall& call, const LinearKernels& kernels) {
-  const Shares shares = shared_out(call);
   const int64_t work = int64_t{call.num_tokens} * call.in_features * call.out_features;
-#pragma omp parallel for schedule(static) if (work > kSerialWork)
-  for (int item = 0; item < shares.count(); ++item) {
-    kernels.project(call, share(item % shares.token_items, kTokensPerItem, call.num_tokens),
-                    share(item / shares.token_items, shares.columns_per_item, call.num_columns));
+  const Grid grid = shared_out(call, work > kSerialWork ? omp_get_max_threads() : 1);
+  const int count = grid.token_shares * grid.column_shares;
+#pragma omp parallel for schedule(static) if (count > 1)
+  for (int i = 0; i < count; ++i) {
+    kernels.project(call, share(i % grid.token_shares, grid.token_shares, call.num_tokens),
+                    share(i / grid.token_shares, grid.column_shares, call.num_columns));
   }
 }
 

@@ -19,6 +19,10 @@ struct WordOf<bfloat16> {
   using type = BfloatPair;
 };
 
+// A chunk of a tile's weights, the inputs that meet it and the next chunk stay in the L2 cache together.
+constexpr int kTileRows = 96;
+constexpr int kChunkInputs = 1024;
+
 int ceil_divided(int a, int b) { return (a + b - 1) / b; }
 
 template <class Element>
@@ -26,41 +30,76 @@ class Projection {
   using Word = typename WordOf<Element>::type;
   static constexpr int kPerWord = sizeof(Word) / sizeof(Element);
 
+  static constexpr int kChunkDepth = kChunkInputs / kPerWord;
+
  public:
   explicit Projection(const LinearCall& call) : call_(call), depth_(call.in_features / kPerWord) {}
 
-  void run(Range tokens, Range columns) const {
+  void run(Range tokens, Range columns) {
     for (int column = columns.begin; column < columns.end; column += kMaxColumns) {
-      const int left = columns.end - column;
-      run_columns(tokens, column, left < kMaxColumns ? left : kMaxColumns);
+      const Range tile = first(kMaxColumns, {column, columns.end});
+      const Range next = first(kMaxColumns, {tile.end, columns.end});
+      for (int token = tokens.begin; token < tokens.end; token += kTileRows) {
+        run_tile(first(kTileRows, {token, tokens.end}), tile, next);
+      }
     }
   }
 
  private:
+  static Range first(int count, Range range) {
+    return {range.begin, range.end - range.begin < count ? range.end : range.begin + count};
+  }
+
+  const Word* weights(int column, int depth) const {
+    return static_cast<const Word*>(call_.weight) + (int64_t{column} * depth_ + depth) * kLanes;
+  }
+
+  // The sums of a tile wait in memory while its weights pass by, a chunk of the inputs at a time.
+  void run_tile(Range tokens, Range columns, Range next_columns) {
+    for (int depth = 0; depth < depth_; depth += kChunkDepth) {
+      const Range chunk = first(kChunkDepth, {depth, depth_});
+      if (chunk.end < depth_) {
+        look_ahead(columns, first(kChunkDepth, {chunk.end, depth_}));
+      } else {
+        look_ahead(next_columns, first(kChunkDepth, {0, depth_}));
+      }
+      run_chunk(tokens, columns, chunk);
+    }
+    for (int token = tokens.begin; token < tokens.end; ++token) {
+      const float* sums = sums_[token - tokens.begin];
+      for (int column = columns.begin; column < columns.end; ++column, sums += kLanes) {
+        write(load(sums), token, column);
+      }
+    }
+  }
+
+  void look_ahead(Range columns, Range chunk) {
+    ahead_.clear(int64_t{chunk.end - chunk.begin} * kLanes * int64_t{sizeof(Word)});
+    for (int column = columns.begin; column < columns.end; ++column) ahead_.add(weights(column, chunk.begin));
+  }
+
   // As even groups of tokens as can be: a small last one would not hide the loads of the weights.
-  void run_columns(Range tokens, int column, int num_columns) const {
+  void run_chunk(Range tokens, Range columns, Range chunk) {
     int token = tokens.begin;
     for (int groups = ceil_divided(tokens.end - token, kLinearRows); groups > 0; --groups) {
       const int count = ceil_divided(tokens.end - token, groups);
-      run_tile(token, count, column, num_columns);
+      add_chunk(token, count, sums_[token - tokens.begin], columns, chunk);
       token += count;
     }
   }
 
-  void run_tile(int token, int num_tokens, int column, int num_columns) const {
-    float sums[kLinearRows][kMaxColumns * kLanes];
+  void add_chunk(int token, int num_tokens, float* sums, Range columns, Range chunk) {
+    static constexpr float kOnes[] = {1, 1, 1, 1, 1, 1, 1, 1};
+    static_assert(kLinearRows <= sizeof kOnes / sizeof kOnes[0]);
     const auto* input = static_cast<const Element*>(call_.input) + token * call_.input_stride;
-    const auto* weight = static_cast<const Word*>(call_.weight);
-    const int64_t column_stride = int64_t{depth_} * kLanes;
-    const Product<Word> product{{reinterpret_cast<const Word*>(input), call_.input_stride / kPerWord},
-                                {weight + column * column_stride, kLanes, column_stride},
-                                {sums[0], kMaxColumns * kLanes},
-                                depth_,
-                                nullptr};
-    multiply<kLinearRows>(num_tokens, num_columns, product);
-    for (int i = 0; i < num_tokens; ++i) {
-      for (int c = 0; c < num_columns; ++c) write(load(sums[i] + c * kLanes), token + i, column + c);
-    }
+    const Product<Word> product{
+        {reinterpret_cast<const Word*>(input) + chunk.begin, call_.input_stride / kPerWord},
+        {weights(columns.begin, chunk.begin), kLanes, int64_t{depth_} * kLanes},
+        {sums, kMaxColumns * kLanes},
+        chunk.end - chunk.begin,
+        chunk.begin == 0 ? nullptr : kOnes,
+        &ahead_};
+    multiply<kLinearRows>(num_tokens, columns.end - columns.begin, product);
   }
 
   void write(Vec sum, int token, int column) const {
@@ -83,6 +122,8 @@ class Projection {
 
   const LinearCall& call_;
   int depth_;
+  Lookahead ahead_;
+  float sums_[kTileRows][kMaxColumns * kLanes];
 };
 
 template <class Element>

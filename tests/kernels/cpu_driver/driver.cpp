@@ -1,5 +1,5 @@
-// Runs the CPU kernels on random ragged steps against a naive loop, with every instruction set this CPU
-// has. Built with sanitizers: all memory is on the heap in its exact size, so a read beyond it is caught.
+// Runs the CPU kernels on random ragged steps and layers against naive loops, with every instruction set this
+// CPU has. Built with sanitizers: all memory is on the heap in its exact size, so a read beyond it is caught.
 // Prints the number of comparisons; exits with 1 at the first that fails.
 
 #include <algorithm>
@@ -7,14 +7,11 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
 #include <limits>
-#include <random>
 #include <vector>
 
-#include "elements.h"
-
-using pagetide::bfloat16;
+#include "linear_checks.h"
+#include "random.h"
 
 extern "C" {
 int pagetide_supports(int isa);
@@ -39,33 +36,10 @@ namespace {
 constexpr int kBlock = pagetide::kBlockTokens;
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 
-float number(float x) { return x; }
-
-float number(bfloat16 x) {
-  const uint32_t bits = uint32_t{x.bits} << 16;
-  float out;
-  std::memcpy(&out, &bits, sizeof out);
-  return out;
-}
-
-void assign(float& out, float x) { out = x; }
-
-void assign(bfloat16& out, float x) {
-  uint32_t bits;
-  std::memcpy(&bits, &x, sizeof bits);
-  out.bits = static_cast<uint16_t>(bits >> 16);
-}
-
 struct Shape {
   int heads, kv_heads, head_size, window;
   float soft_cap;
 };
-
-std::mt19937 random_bits(7);
-
-int random_int(int low, int high) { return std::uniform_int_distribution<int>(low, high)(random_bits); }
-
-float random_unit() { return std::uniform_real_distribution<float>(-1.0f, 1.0f)(random_bits); }
 
 // One step's arguments; the cache is NaN but for the tokens that are written through write_kv.
 template <class Element>
@@ -87,12 +61,6 @@ struct Step {
     return cache[(index + size_t(offset)) * size_t(shape.head_size)];
   }
 };
-
-template <class Element>
-void fill(std::vector<Element>& elements, size_t size) {
-  elements.resize(size);
-  for (Element& element : elements) assign(element, random_unit());
-}
 
 template <class Element>
 void place_blocks(Step<Element>& step) {
@@ -200,12 +168,6 @@ int compare(Step<Element>& step) {
   return compared;
 }
 
-void require(const char* problem) {
-  if (problem == nullptr) return;
-  std::puts(problem);
-  std::exit(1);
-}
-
 template <class Element>
 int run(const Shape& shape, Attention<Element> attention, Write<Element> write) {
   Step<Element> step = random_step<Element>(shape);
@@ -230,6 +192,7 @@ int run_all(int isa, int rounds) {
     const Shape shape{kv_heads * random_int(1, 9), kv_heads, 16 * random_int(1, 8), window, soft_cap};
     compared += run<bfloat16>(shape, paged_attention_bf16, write_kv_bf16);
     compared += run<float>(shape, paged_attention_f32, write_kv_f32);
+    compared += check_linear();
   }
   return compared;
 }
@@ -239,8 +202,7 @@ int run_all(int isa, int rounds) {
 int main(int, char** arguments) {
   const int rounds = std::atoi(arguments[1]);
   for (int isa = 0; isa < 3; ++isa) {
-    if (pagetide_supports(isa))
-      std::printf("instruction set %d: %d queries right\n", isa, run_all(isa, rounds));
+    if (pagetide_supports(isa)) std::printf("instruction set %d: %d rows right\n", isa, run_all(isa, rounds));
   }
   return 0;
 }
