@@ -7,7 +7,6 @@ import hashlib
 import shutil
 import subprocess
 import tempfile
-from functools import cache
 from pathlib import Path
 
 from pagetide_kernels.build import BuildError, cache_directory
@@ -99,7 +98,6 @@ def _object(name: str, sanitizer: Sanitizer, digest: str) -> Path:
     return target
 
 
-@cache
 def _digest(folder: Path) -> bytes:
     digest = hashlib.sha256()
     for path in sorted(folder.iterdir()):

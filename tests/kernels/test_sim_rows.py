@@ -170,10 +170,10 @@ def test_nothing_to_do_launches_nothing(ops):
 
 
 def test_wrong_arguments_are_named(ops):
+    ids = torch.zeros(1, dtype=torch.int64)
+    qkv = (randn(1, 2, 64), randn(1, 2, 1, 16, 64), randn(1, 6, 64), torch.randn(1, 64), ids, ids, None, None)
     with pytest.raises(ArgumentError, match="qkv has 6 heads; expected Hq"):
-        tensors = (randn(1, 2, 64), randn(1, 2, 1, 16, 64), randn(1, 6, 64), torch.randn(1, 64))
-        ids = torch.zeros(1, dtype=torch.int64)
-        ops.split_qkv((*tensors, ids, ids, None, None), (1e-5, 0.0, 1.0, 1.0))
+        ops.split_qkv(qkv, (1e-5, 0.0, 1.0, 1.0))
     with pytest.raises(ArgumentError, match="rows 24 bytes apart"):
         ops.add_rms_norm((randn(1, 12), randn(1, 12), None, randn(12)), (1e-5, 0.0))
     with pytest.raises(ArgumentError, match="at least one"):

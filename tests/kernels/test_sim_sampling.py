@@ -120,7 +120,6 @@ def test_penalties_and_masks_are_right(ops):
 
 def test_a_mask_too_short_for_the_vocabulary_is_refused(ops):
     nothing, zeros = torch.zeros(0, dtype=torch.int32), torch.zeros(2)
-    mask = torch.zeros(2, 2, dtype=torch.int32)
+    starts, mask = torch.zeros(3, dtype=torch.int32), torch.zeros(2, 2, dtype=torch.int32)
     with pytest.raises(ArgumentError, match="mask has 2 words a row; expected 3"):
-        starts = torch.zeros(3, dtype=torch.int32)
         ops.adjust_logits((torch.zeros(2, 70), starts, nothing, nothing, zeros, zeros, zeros, mask))

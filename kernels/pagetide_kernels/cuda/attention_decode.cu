@@ -201,14 +201,14 @@ DEVICE MergedPair merge_warps(const WarpOutputs& outputs, int row, int dim) {
 // Whether this block of threads is the last of `count` to come here. What the others wrote before is
 // visible after.
 DEVICE bool is_last_of(int* arrivals, int count, bool& shared_answer) {
-  __threadfence();
   __syncthreads();
   if (threadIdx.x == 0) {
+    __threadfence();  // what the barrier brought together goes out before the arrival
     shared_answer = atomicAdd(arrivals, 1) == count - 1;
     if (shared_answer) *arrivals = 0;  // as the next launch must find it
+    __threadfence();                   // and nothing below is read before it
   }
   __syncthreads();
-  __threadfence();
   return shared_answer;
 }
 

@@ -62,6 +62,7 @@ void Block::start(const LaunchShape& shape) {
     thread.index = i;
     thread.thread_index = {i % dim.x, i / dim.x % dim.y, i / (dim.x * dim.y)};
     thread.first_copy = thread.last_copy = thread.num_groups = 0;
+    thread.did_fence = thread.did_atomic = false;
   }
   for (unsigned i = 0; i < num_warps; i++) warps[i].arrived = 0;
   shared[0] = allocate(nullptr, shape.shared_bytes);
@@ -88,10 +89,27 @@ bool Block::guards_intact() const {
   return true;
 }
 
-void Block::free_shared() {
+// To free memory is to write it, and nothing orders what a block did before the next one: the race detector
+// would complain. Under it the memory of all blocks is freed when the launch is over.
+void Block::retire_shared() {
   for (SharedPiece& piece : shared) {
+#ifndef SIM_TSAN
     free(piece.data);
+    piece.data = nullptr;
+#endif
+    if (piece.data) {
+      *reinterpret_cast<void**>(piece.data) = retired;
+      retired = piece.data;
+    }
     piece = {};
+  }
+}
+
+void Block::free_retired() {
+  while (retired) {
+    void* next = *static_cast<void**>(retired);
+    free(retired);
+    retired = next;
   }
 }
 

@@ -25,10 +25,11 @@ struct Thread {
   PendingCopy copies[kMaxPendingCopies];  // a ring: [first_copy, last_copy) modulo its size
   unsigned first_copy = 0, last_copy = 0;
   unsigned num_groups = 0;  // committed
+  bool did_fence = false, did_atomic = false;
 };
 
 struct SharedPiece {
-  const void* key = nullptr;
+  const void* key = nullptr;  // what asked for it
   char* data = nullptr;
   size_t bytes = 0;
 };
@@ -47,13 +48,15 @@ struct Block {
   void (*call)(void**) = nullptr;
   void** args = nullptr;
   SharedPiece shared[kMaxSharedPieces];
+  void* retired = nullptr;  // a list through the first bytes of each: shared memory of blocks that are done
   uint64_t random_state = 0;
 
   void prepare(const LaunchShape& shape, void (*call)(void**), void** args);
   void start(const LaunchShape& shape);
   void* find_shared(const void* key, size_t bytes);
   bool guards_intact() const;
-  void free_shared();
+  void retire_shared();
+  void free_retired();
 };
 
 extern Block block;

@@ -29,9 +29,10 @@
 #define __syncwarp() sim::sync_warp(SIM_HERE("__syncwarp"))
 #define __threadfence() sim::fence()
 
-// Relaxed, as on the GPU: only __threadfence orders other memory around it.
+// Relaxed, as on the GPU: only fences order other memory around it.
 template <class T>
 T atomicAdd(T* address, T value) {
+  sim::before_atomic();
   return __atomic_fetch_add(address, value, __ATOMIC_RELAXED);
 }
 

@@ -70,27 +70,32 @@ char* map_stack() {
   return static_cast<char*>(base) + kGuardBytes;
 }
 
+void unmap_stack(char* stack) { munmap(stack - kGuardBytes, kGuardBytes + kStackBytes); }
+
 }  // namespace
 
 Fiber::~Fiber() {
-  if (stack_) munmap(stack_ - kGuardBytes, kGuardBytes + kStackBytes);
 #ifdef SIM_TSAN
   if (stack_ && tsan_fiber_) __tsan_destroy_fiber(tsan_fiber_);
 #endif
+  if (stack_) unmap_stack(stack_);
 }
 
 void Fiber::reset(Entry entry) {
+#ifdef SIM_TSAN
+  // A new identity and a new stack for each block: with the old ones two blocks would look ordered, or
+  // would seem to race on the stack.
+  if (tsan_fiber_) __tsan_destroy_fiber(tsan_fiber_);
+  tsan_fiber_ = __tsan_create_fiber(0);
+  if (stack_) unmap_stack(stack_);
+  stack_ = nullptr;
+#endif
   if (!stack_) stack_ = map_stack();
 #ifdef SIM_ASAN
   __asan_unpoison_memory_region(stack_, kStackBytes);
   asan_stack_ = stack_;
   asan_stack_bytes_ = kStackBytes;
   asan_fake_stack_ = nullptr;
-#endif
-#ifdef SIM_TSAN
-  // A new identity for each block: the same fiber in two blocks would look ordered to the race detector.
-  if (tsan_fiber_) __tsan_destroy_fiber(tsan_fiber_);
-  tsan_fiber_ = __tsan_create_fiber(0);
 #endif
   void** top = reinterpret_cast<void**>(stack_ + kStackBytes - 64);
   *--top = nullptr;  // entry's return address: it never returns

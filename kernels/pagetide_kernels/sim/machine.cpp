@@ -17,7 +17,7 @@ namespace {
 
 Fiber caller;
 char error[2048];
-char fence_token;
+char atomic_token;
 
 void copy_words(uint32_t* to, const uint32_t* from, unsigned count) {
   for (unsigned i = 0; i < count; i++) to[i] = from[i];
@@ -93,11 +93,10 @@ void run_block(const LaunchShape& shape, unsigned linear) {
   for (unsigned i = 0; i < block.num_threads; i++) block.threads[i].fiber.reset(thread_main);
   block.current = &block.threads[block.warp_order[0] * kWarpSize];
   caller.switch_to(block.current->fiber);
-  happens_after(&block.exit_token);
   if (!error[0] && !block.guards_intact())
     snprintf(error, sizeof error, "block (%u, %u, %u) wrote past the end of its shared memory", block.index.x,
              block.index.y, block.index.z);
-  block.free_shared();
+  block.retire_shared();
 }
 
 }  // namespace
@@ -114,6 +113,8 @@ const char* launch(const LaunchShape& shape, void (*call)(void**), void** args) 
   shuffle(order, num_blocks);
   for (unsigned i = 0; i < num_blocks && !error[0]; i++) run_block(shape, order[i]);
   free(order);
+  happens_after(&block.exit_token);
+  block.free_retired();
   return error[0] ? error : nullptr;
 }
 
@@ -173,8 +174,14 @@ void sync_warp(const Where& where) {
 }
 
 void fence() {
-  happens_before(&fence_token);
-  happens_after(&fence_token);
+  Thread& thread = *block.current;
+  if (thread.did_atomic) happens_after(&atomic_token);
+  thread.did_fence = true;
+}
+
+void before_atomic() {
+  if (block.current->did_fence) happens_before(&atomic_token);
+  block.current->did_atomic = true;
 }
 
 Dim3 thread_index() { return block.current->thread_index; }

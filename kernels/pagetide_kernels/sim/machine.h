@@ -69,8 +69,10 @@ void warp_collective(Combine combine, const void* in, unsigned in_words, void* o
                      const Where& where);
 // A collective that also orders memory between the lanes, as __syncwarp does.
 void sync_warp(const Where& where);
-// Orders this thread's earlier writes before what any thread does after its own later fence.
+// __threadfence and atomics order other memory as in the PTX memory model: writes before a fence before an
+// atomic of one thread come before reads after a fence after a later atomic of another.
 void fence();
+void before_atomic();
 
 // The block's dynamic shared memory: filled with 0xFF, which is NaN in every float format in use.
 void* dynamic_shared();
