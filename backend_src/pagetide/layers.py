@@ -61,7 +61,7 @@ class Linear:
 
 
 class PackedLinear:
-    """A Linear whose weight lies as oneDNN's CPU kernels read it, owned by no other tensor.
+    """A Linear whose weight lies as the CPU kernels stream it, owned by no other tensor.
 
     It is faster than Linear for few rows, and a row's result does not depend on how many there are.
     """
@@ -69,12 +69,11 @@ class PackedLinear:
     __slots__ = ("_bias", "_packed")
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
-        self._packed = torch.ops.mkldnn._reorder_linear_weight(weight, None)
+        self._packed = ops.pack_linear(weight)
         self._bias = bias
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        y: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, self._packed, self._bias, "none", [], "")
-        return y
+        return ops.linear(x, self._packed, self._bias)
 
 
 LinearFactory = Callable[[torch.Tensor, "torch.Tensor | None"], Layer]
@@ -83,10 +82,8 @@ LinearFactory = Callable[[torch.Tensor, "torch.Tensor | None"], Layer]
 
 def linear_for(device: torch.device, dtype: torch.dtype) -> LinearFactory:
     """What makes the fastest linears there are for `dtype` on `device`."""
-    packs = device.type == "cpu" and torch._C._has_mkldnn
-    if packs and (dtype == torch.float32 or torch.ops.mkldnn._is_mkldnn_bf16_supported()):
-        return PackedLinear
-    return Linear
+    packs = device.type == "cpu" and dtype in (torch.bfloat16, torch.float32)
+    return PackedLinear if packs else Linear
 
 
 @dataclass(frozen=True, slots=True)
