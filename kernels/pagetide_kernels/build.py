@@ -26,7 +26,9 @@ BASE_FLAGS = ("-std=c++17", "-O3", "-fPIC", "-fopenmp", "-fvisibility=hidden", "
 QUIET_FLAGS = ("-Wno-uninitialized", "-Wno-maybe-uninitialized")
 # Contraction would round differently wherever the compiler sees a chance, and results must not depend on it.
 EXACT_FLAGS = ("-ffp-contract=off",)
-PER_ISA_SOURCES = ("attend.cpp", "project.cpp")
+# What is missing shows when it is built, not when it is loaded.
+COMPLETE_FLAGS = ("-Wl,--no-undefined",)
+PER_ISA_SOURCES = ("attend.cpp", "decoder_rows.cpp", "project.cpp")
 AVX2_FLAGS = ("-mavx2", "-mfma")
 AVX512_FLAGS = (*AVX2_FLAGS, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512bf16")
 
@@ -64,7 +66,7 @@ def cpu_library(progress: Progress | None = None) -> Path:
     Raises:
         BuildError: no compiler, a compile error, or a cache directory that cannot be written.
     """
-    return shared_library("pagetide_cpu", cpu_units(), HERE / "cpu", progress=progress)
+    return shared_library("pagetide_cpu", cpu_units(), HERE / "cpu", COMPLETE_FLAGS, progress)
 
 
 def shared_library(
