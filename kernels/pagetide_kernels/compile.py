@@ -7,8 +7,11 @@ prints registers, shared memory and spills of every kernel.
 
 from __future__ import annotations
 
+import argparse
 import os
 import re
+import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -16,6 +19,7 @@ from pathlib import Path
 from cuda.core import Program, ProgramOptions
 from cuda.core.utils import FileStreamProgramCache
 
+from pagetide_kernels.builds import all_builds
 from pagetide_kernels.launch import SOURCES, Kernel
 
 _INCLUDE = re.compile(r'^#include "([^"]+)"$', re.MULTILINE)
@@ -105,3 +109,21 @@ def resources(kernel: Kernel, arch: str) -> Resources:
     log = log.partition(f"Function properties for {kernel.entry}\n")[2].partition("Function properties")[0]
     found = {name: re.search(pattern, log) for name, pattern in _FIELDS.items()}
     return Resources(**{name: int(match[1]) if match else 0 for name, match in found.items()})
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m pagetide_kernels.compile", description=__doc__)
+    parser.add_argument("--arch", default="sm_90", help="sm_80, sm_89, sm_90, sm_100 ...")
+    arch = parser.parse_args(arguments).arch
+    print(f"{'kernel for ' + arch:<44} registers  shared bytes  spilled bytes")
+    spilled = 0
+    for build in all_builds():
+        used = resources(build.kernel, arch)
+        shared = used.static_shared_bytes + build.shared_bytes
+        print(f"{build.kernel.label:<44} {used.registers:>9} {shared:>13} {used.spill_bytes:>14}")
+        spilled += used.spill_bytes
+    return 1 if spilled else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -9,10 +9,11 @@ import torch
 
 pytest.importorskip("transformers")
 
-from pagetide import weights
-from pagetide_kernels import ops
 from model_world import greedy
 from tiny_checkpoints import make_checkpoint
+
+from pagetide import weights
+from pagetide_kernels import ops
 
 PROMPTS = [[7, 8, 9], list(range(20, 61)), [5], list(range(100, 240))]
 

@@ -62,7 +62,8 @@ void Block::start(const LaunchShape& shape) {
     thread.index = i;
     thread.thread_index = {i % dim.x, i / dim.x % dim.y, i / (dim.x * dim.y)};
     thread.first_copy = thread.last_copy = thread.num_groups = 0;
-    thread.did_fence = thread.did_atomic = false;
+    thread.did_fence = false;
+    thread.last_atomic = nullptr;
   }
   for (unsigned i = 0; i < num_warps; i++) warps[i].arrived = 0;
   shared[0] = allocate(nullptr, shape.shared_bytes);

@@ -25,7 +25,8 @@ struct Thread {
   PendingCopy copies[kMaxPendingCopies];  // a ring: [first_copy, last_copy) modulo its size
   unsigned first_copy = 0, last_copy = 0;
   unsigned num_groups = 0;  // committed
-  bool did_fence = false, did_atomic = false;
+  bool did_fence = false;
+  void* last_atomic = nullptr;
 };
 
 struct SharedPiece {

@@ -32,7 +32,7 @@
 // Relaxed, as on the GPU: only fences order other memory around it.
 template <class T>
 T atomicAdd(T* address, T value) {
-  sim::before_atomic();
+  sim::before_atomic(address);
   return __atomic_fetch_add(address, value, __ATOMIC_RELAXED);
 }
 

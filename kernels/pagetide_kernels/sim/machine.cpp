@@ -17,7 +17,6 @@ namespace {
 
 Fiber caller;
 char error[2048];
-char atomic_token;
 
 void copy_words(uint32_t* to, const uint32_t* from, unsigned count) {
   for (unsigned i = 0; i < count; i++) to[i] = from[i];
@@ -175,13 +174,13 @@ void sync_warp(const Where& where) {
 
 void fence() {
   Thread& thread = *block.current;
-  if (thread.did_atomic) happens_after(&atomic_token);
+  if (thread.last_atomic) happens_after(thread.last_atomic);
   thread.did_fence = true;
 }
 
-void before_atomic() {
-  if (block.current->did_fence) happens_before(&atomic_token);
-  block.current->did_atomic = true;
+void before_atomic(void* address) {
+  if (block.current->did_fence) happens_before(address);
+  block.current->last_atomic = address;
 }
 
 Dim3 thread_index() { return block.current->thread_index; }

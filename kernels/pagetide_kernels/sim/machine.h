@@ -70,9 +70,9 @@ void warp_collective(Combine combine, const void* in, unsigned in_words, void* o
 // A collective that also orders memory between the lanes, as __syncwarp does.
 void sync_warp(const Where& where);
 // __threadfence and atomics order other memory as in the PTX memory model: writes before a fence before an
-// atomic of one thread come before reads after a fence after a later atomic of another.
+// atomic of one thread come before reads after a fence after a later atomic, at the same address, of another.
 void fence();
-void before_atomic();
+void before_atomic(void* address);
 
 // The block's dynamic shared memory: filled with 0xFF, which is NaN in every float format in use.
 void* dynamic_shared();

@@ -12,6 +12,7 @@ import re
 import shutil
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -34,13 +35,14 @@ _ORDERING = re.compile(r"__syncthreads\(\);|__syncwarp\(\);|__threadfence\(\);")
 
 @dataclass(frozen=True)
 class Mutant:
-    """One change to one source file: `old` becomes `new` at its `occurrence`."""
+    """One change to one source file: `old` becomes `new` at its `occurrence`. Run with heads of `head_dim`."""
 
     name: str
     file: str
     old: str
     new: str
     occurrence: int = 0
+    head_dim: int = 64
 
     def write(self, folder: Path) -> None:
         """Copies the sources, changed, to `folder`."""
@@ -91,11 +93,14 @@ WRITTEN = (
 def ordering_mutants() -> Iterator[Mutant]:
     """Each barrier and fence of the attention kernels, taken out."""
     for file in ("attention_decode.cu", "attention_prefill.cu", "work_item.cuh"):
-        seen: dict[str, int] = {}
-        for match in _ORDERING.finditer((SOURCES / file).read_text()):
-            index = seen.setdefault(match[0], 0)
+        text = (SOURCES / file).read_text()
+        seen: Counter[str] = Counter()
+        for match in _ORDERING.finditer(text):
+            index = seen[match[0]]
             seen[match[0]] += 1
-            yield Mutant(f"{file}-without-{match[0][2:-3]}-{index}", file, match[0], "", index)
+            parks_query = "rows.fragment(step);" in text[: match.start()].splitlines()[-2]
+            name = f"{file}-without-{match[0][2:-3]}-{index}"
+            yield Mutant(name, file, match[0], "", index, 256 if parks_query else 64)
 
 
 def all_mutants() -> dict[str, Mutant]:
@@ -107,7 +112,7 @@ def how_caught(mutant: Mutant) -> str | None:
     with tempfile.TemporaryDirectory() as folder:
         mutant.write(Path(folder))
         for sanitizer, seed in _looks():
-            if found := _complaint(Path(folder), sanitizer, seed):
+            if found := _complaint(Path(folder), mutant.head_dim, sanitizer, seed):
                 return found
     return None
 
@@ -119,38 +124,44 @@ def _looks() -> Iterator[tuple[Sanitizer, int]]:
     yield Sanitizer.ADDRESS, 1
 
 
-def _complaint(sources: Path, sanitizer: Sanitizer, seed: int) -> str | None:
+def _complaint(sources: Path, head_dim: int, sanitizer: Sanitizer, seed: int) -> str | None:
     ops = DeviceOps(Simulator(seed, sanitizer, sources))
     for window in (0, 50):
-        tensors, expected = _case(window)
-        tensors[0].fill_(torch.nan)
+        tensors, expected = _case(head_dim, window)
         try:
             for _ in range(2):  # the second call finds the counters as the first left them
-                ops.paged_attention(tensors, (0.125, window, 0.0))
+                tensors[0].fill_(torch.nan)
+                ops.paged_attention(tensors, (head_dim**-0.5, window, 0.0))
         except SimulationError as error:
-            return str(error).strip().splitlines()[0] + f" [{sanitizer.value}]"
+            return f"{_gist(str(error))} [{sanitizer.value}]"
         worst = (tensors[0].float() - expected).abs().max().item()
         if not worst <= TOLERANCE:
             return f"off by {worst} [{sanitizer.value}, seed {seed}]"
     return None
 
 
+def _gist(report: str) -> str:
+    """The line of a report that says what happened."""
+    lines = report.strip().splitlines()
+    return next((line for line in lines if "SUMMARY" in line), lines[0])[:160]
+
+
 @cache
-def _case(window: int) -> tuple[tuple[Tensor, ...], Tensor]:
+def _case(head_dim: int, window: int) -> tuple[tuple[Tensor, ...], Tensor]:
     """Arguments of `paged_attention`, and the right answer. Foreign memory is NaN."""
     generator = torch.Generator().manual_seed(1)
     counts = [-(-kv_len // 16) for _, kv_len in SEQUENCES]
     order = torch.randperm(sum(counts), generator=generator).to(torch.int32)
     table = torch.full((len(SEQUENCES), max(counts)), 2**31 - 1, dtype=torch.int32)
-    cache_shape = (sum(counts), 2, 2, 16, 64)
+    cache_shape = (sum(counts), 2, 2, 16, head_dim)
     kv_cache = torch.randn(cache_shape, generator=generator).clamp(-1.99, 1.99).bfloat16()
-    for i, ((_, kv_len), blocks) in enumerate(zip(SEQUENCES, order.split(counts), strict=True)):
+    for i, ((_, kv_len), blocks) in enumerate(zip(SEQUENCES, torch.split(order, counts), strict=True)):
         table[i, : len(blocks)] = blocks
         kv_cache[int(blocks[-1]), :, :, (kv_len - 1) % 16 + 1 :] = torch.nan
     lens = torch.tensor([kv_len for _, kv_len in SEQUENCES], dtype=torch.int32)
     starts = torch.tensor([0, *(queries for queries, _ in SEQUENCES)]).cumsum(0).to(torch.int32)
-    query = torch.randn(int(starts[-1]), 8, 64, generator=generator).bfloat16()
-    expected = reference.paged_attention(query, kv_cache, table, starts, lens, 0.125, window)
+    query = torch.randn(int(starts[-1]), 8, head_dim, generator=generator).bfloat16()
+    expected = reference.paged_attention(query, kv_cache, table, starts, lens, head_dim**-0.5, window)
     return (torch.empty_like(query), query, kv_cache, table, starts, lens), expected
 
 
