@@ -66,14 +66,14 @@ class TritonPythonModel:
 
     def initialize(self, args: Mapping[str, str]) -> None:
         """Raises SettingsError or WeightsError; Triton then shows the message and keeps the version out."""
-        # Triton runs `auto_complete_config` in a process of its own first, which has no use for torch.
-        from pagetide.build import build
-
         _log_to_triton()
         directory = Path(args["model_repository"]) / args["model_version"]
         config = json.loads(args["model_config"])
         parameters = {name: value["string_value"] for name, value in config["parameters"].items()}
         settings = read_settings(directory, parameters, os.environ)
+        # Only now: neither wrong settings nor the process that completes the configuration need torch.
+        from pagetide.build import build
+
         labels = {"model": args["model_name"], "model_name": args["model_name"]}
         self._metrics = Metrics(lambda: _Registry(labels | {"version": args["model_version"]}))
         self._built = build(settings, directory, self._metrics.on_step)

@@ -6,9 +6,8 @@ import json
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import grpc
 import pytest
-from triton_world import SMALL, Triton, infer_request
+from triton_world import SMALL, Triton
 
 pytestmark = pytest.mark.server
 
@@ -88,16 +87,6 @@ def test_eight_streams_go_on_untouched_while_bad_requests_come(idle: Triton) -> 
                 refused += 1
     for before, during in zip(undisturbed, disturbed.result(), strict=True):
         assert "".join(response.text for response in during) == "".join(response.text for response in before)
-
-
-def test_the_error_has_grpcs_code_where_the_client_asks_for_it(triton: Triton) -> None:
-    call = triton.stub.ModelStreamInfer(
-        iter([infer_request("Hello", sampling={"top_k": -7})]), metadata=[("triton_grpc_error", "true")]
-    )
-    with pytest.raises(grpc.RpcError) as caught:
-        list(call)
-    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-    assert caught.value.details() == "top_k is -7; it must be a whole number of at least -1"
 
 
 @pytest.mark.parametrize(

@@ -90,15 +90,18 @@ def test_times_add_up(idle: Triton) -> None:
 
 
 def test_a_prefix_hit_is_counted_in_tokens(idle: Triton) -> None:
+    """All full blocks of a prompt are found again, but one token is always computed."""
+    before = idle.metrics()
     prompt = "A prompt of more than two blocks is computed once and then found again. " * 4
-    idle.text(prompt, sampling={"max_tokens": 1})
-    idle.wait_until_idle()
-    before = idle.metrics()["vllm:prefix_cache_hits_total"]
-    idle.text(prompt, sampling={"max_tokens": 1})
-    idle.wait_until_idle()
-    hits = idle.metrics()["vllm:prefix_cache_hits_total"] - before
-    assert hits >= 32
-    assert hits % 16 == 0
+    options = {"sampling": {"max_tokens": 1}, "return_num_input_tokens": True}
+    (first,) = idle.start(prompt, **options).all()
+    (second,) = idle.start(prompt, **options).all()
+    num_tokens = second.outputs["num_input_tokens"]
+    assert first.outputs["num_input_tokens"] == num_tokens > 48
+    queries, hits = "vllm:prefix_cache_queries_total", "vllm:prefix_cache_hits_total"
+    idle.wait_for_metrics(
+        {queries: before[queries] + 2 * num_tokens, hits: before[hits] + (num_tokens - 1) // 16 * 16}
+    )
 
 
 def test_running_requests_and_their_blocks_show_while_they_run(idle: Triton) -> None:
