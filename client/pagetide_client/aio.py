@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -188,6 +189,8 @@ class AsyncStream:
         if message is grpc.aio.EOF:
             self._collector.check_finished(self._client.url)
             raise StopAsyncIteration
+        if wire.is_last(message):
+            await self._see_the_end()
         delta = wire.delta(message)
         self._collector.add(delta)
         return delta
@@ -202,6 +205,12 @@ class AsyncStream:
 
     def __del__(self) -> None:
         self.cancel()
+
+    async def _see_the_end(self) -> None:
+        """As in `Stream`, so that no cancel meets the end of the call."""
+        with contextlib.suppress(grpc.RpcError):
+            while await self._call.read() is not grpc.aio.EOF:
+                pass
 
     async def _read(self) -> Any:
         """The next message, or EOF. A task cancelled from outside stays an asyncio.CancelledError."""

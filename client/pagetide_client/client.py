@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
+from collections import deque
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -163,7 +165,7 @@ class Stream:
 
     def __next__(self) -> Delta:
         try:
-            delta = wire.delta(next(self._call))
+            delta = self._receive()
         except StopIteration:
             self._collector.check_finished(self._url)
             raise
@@ -184,6 +186,17 @@ class Stream:
 
     def __del__(self) -> None:
         self.cancel()
+
+    def _receive(self) -> Delta:
+        """Waits for the call's end before the last delta or an error is seen.
+
+        A cancel that meets that end makes tritonserver 24.10 keep the request for ever, and its model loaded.
+        """
+        message = next(self._call)
+        if wire.is_last(message):
+            with contextlib.suppress(grpc.RpcError):
+                deque(self._call, maxlen=0)
+        return wire.delta(message)
 
     def _reason(self, error: grpc.RpcError) -> PagetideError:
         if self._watchdog.expired:

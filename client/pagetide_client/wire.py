@@ -49,6 +49,12 @@ def infer_request(
     return request
 
 
+def is_last(message: Any) -> bool:
+    """Whether nothing but the end of the call follows this ModelStreamInferResponse."""
+    final = message.infer_response.parameters.get("triton_final_response")
+    return bool(message.error_message) or (final is not None and final.bool_param)
+
+
 def delta(message: Any) -> Delta:
     """The delta in one ModelStreamInferResponse; raises the PagetideError it carries instead."""
     if message.error_message:

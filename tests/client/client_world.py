@@ -27,6 +27,7 @@ def response(text: str, finish_reason: str = "None") -> pb.ModelStreamInferRespo
         message.infer_response.outputs.add(name=name, datatype="BYTES", shape=[1])
         data = value.encode()
         message.infer_response.raw_output_contents.append(len(data).to_bytes(4, "little") + data)
+    message.infer_response.parameters["triton_final_response"].bool_param = finish_reason != "None"
     return message
 
 

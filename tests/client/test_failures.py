@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -146,6 +147,44 @@ def test_an_error_in_the_stream_becomes_its_exception(
 
     with pytest.raises(kind, match=f"{told}$"):
         generate(scripted(refuses), Timeouts())
+
+
+def stream_sync(url: str) -> None:
+    with Client(url) as client, client.stream("Hello") as stream:
+        for delta in stream:
+            if delta.finish_reason:
+                break
+
+
+def stream_async(url: str) -> None:
+    async def stream() -> None:
+        async with AsyncClient(url) as client, client.stream("Hello") as stream:
+            async for delta in stream:
+                if delta.finish_reason:
+                    break
+
+    asyncio.run(stream())
+
+
+@pytest.mark.parametrize("stream", [stream_sync, stream_async])
+@pytest.mark.parametrize(
+    "last", [response("a", "stop"), pb.ModelStreamInferResponse(error_message="max_tokens is 0")]
+)
+def test_leaving_after_the_last_message_lets_the_call_end_uncancelled(
+    scripted: Start, stream: Callable[[str], None], last: pb.ModelStreamInferResponse
+) -> None:
+    """Triton 24.10 never frees a request whose end meets a cancel, and can't unload its model then."""
+    cancelled = []
+
+    def ends_late(request: pb.ModelInferRequest, context: grpc.ServicerContext) -> Iterator[Any]:
+        gone = threading.Event()
+        context.add_callback(gone.set)
+        yield last
+        cancelled.append(gone.wait(0.3))
+
+    with contextlib.suppress(InvalidRequest):
+        stream(scripted(ends_late))
+    assert cancelled == [False]
 
 
 def versions(**states: str) -> list[ModelVersion]:
