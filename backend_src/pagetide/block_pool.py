@@ -15,7 +15,7 @@ from __future__ import annotations
 import hashlib
 from array import array
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from pagetide.prefix_index import Content, PrefixIndex
 
@@ -39,10 +39,14 @@ def chain_hash(parent: bytes, tokens: array[int]) -> bytes:
 
 
 class BlockPool:
-    """All blocks of one KV cache. Owned by the scheduler, on the engine thread."""
+    """All blocks of one KV cache. Owned by the scheduler, on the engine thread.
+
+    `on_cached` is told of each block that nobody holds any more and that is kept for its content.
+    """
 
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
+        self.on_cached: Callable[[int], None] = lambda block: None
         self.index = PrefixIndex()
         self._refs = array("i", bytes(4 * num_blocks))
         self._blank = list(range(num_blocks - 1, -1, -1))
@@ -86,6 +90,11 @@ class BlockPool:
             del self._cached[block]
         self._refs[block] += 1
 
+    def touch(self, block: int) -> None:
+        """The block was found and will be used soon: among the cached ones it is evicted last."""
+        if block in self._cached:
+            self._cached.move_to_end(block)
+
     def release(self, blocks: Iterable[int]) -> None:
         """One reference less to each. Pass a sequence's blocks last first: the first is evicted last."""
         for block in blocks:
@@ -124,5 +133,6 @@ class BlockPool:
     def _retire(self, block: int) -> None:
         if block in self.index:
             self._cached[block] = None
+            self.on_cached(block)
         else:
             self._blank.append(block)

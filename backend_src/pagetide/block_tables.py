@@ -59,14 +59,25 @@ class BlockTables:
         """
         if self._root is None:
             return Hits([])
-        most = (sequence.num_tokens - 1) // BLOCK_SIZE
         blocks: list[int] = []
-        for content_hash in self._hash_first(sequence, most)[:most]:
+        for content_hash in self.chain(sequence):
             block = self.pool.index.find(content_hash)
             if block is None:
                 break
             blocks.append(block)
         return self._with_partial(sequence, blocks, unwritten)
+
+    def chain(self, sequence: Sequence) -> list[bytes]:
+        """The hashes of the full blocks that the sequence could hit."""
+        if self._root is None:
+            return []
+        most = (sequence.num_tokens - 1) // BLOCK_SIZE
+        return self._hash_first(sequence, most)[:most]
+
+    def next_hash(self, sequence: Sequence, hits: Hits) -> bytes | None:
+        """The first block that it misses, of those it could hit."""
+        chain = self.chain(sequence)
+        return chain[len(hits.blocks)] if len(hits.blocks) < len(chain) else None
 
     def cost(self, sequence: Sequence, hits: Hits) -> int:
         """Free blocks that starting the sequence takes: for all its tokens, one more, and idle hits."""

@@ -16,6 +16,8 @@ from pagetide import tokenizer, weights
 from pagetide.block_pool import BlockPool, chain_root
 from pagetide.config import BLOCK_SIZE, Settings, SettingsError
 from pagetide.engine import Engine
+from pagetide.host_memory import HostMemory, check_fits_in_memory
+from pagetide.kv_pool import HostTier, NoTier, Tier
 from pagetide.limits import Limits
 from pagetide.model import Decoder
 from pagetide.probe import check_target
@@ -52,7 +54,7 @@ def build(settings: Settings, directory: Path, on_step: Callable[[StepStats], No
     runner = _runner(settings, model)
     if settings.target_itl_ms is not None:
         check_target(settings.target_itl_ms, runner)
-    engine = Engine(_scheduler(settings, model), runner, settings.max_waiting, on_step)
+    engine = Engine(_scheduler(settings, model, runner), runner, settings.max_waiting, on_step)
     return Built(engine, text, model.config.eos_token_ids | text.eos_token_ids, model.config.vocab_size)
 
 
@@ -83,10 +85,12 @@ def device_of(settings: Settings) -> torch.device:
     return torch.device("cuda" if wants_gpu else "cpu")
 
 
-def _scheduler(settings: Settings, model: Decoder) -> Scheduler:
+def _scheduler(settings: Settings, model: Decoder, runner: Runner) -> Scheduler:
     pool = BlockPool(_num_blocks(settings, model))
     root = partial(chain_root, model.content_id) if settings.prefix_cache else None
-    scheduler = Scheduler(pool, _limits(settings, model), root, policies=parse_policies(settings.tenants))
+    tier = _tier(settings, model, pool, runner)
+    policies = parse_policies(settings.tenants)
+    scheduler = Scheduler(pool, _limits(settings, model), root, policies=policies, tier=tier)
     if settings.max_model_len is not None and scheduler.longest < scheduler.limits.max_model_len:
         raise SettingsError(
             f"kv_cache_bytes is {settings.kv_cache_bytes}, which holds {scheduler.longest} tokens; "
@@ -94,6 +98,14 @@ def _scheduler(settings: Settings, model: Decoder) -> Scheduler:
         )
     log.info("%d KV blocks of %d tokens; longest request %d", pool.num_blocks, BLOCK_SIZE, scheduler.longest)
     return scheduler
+
+
+def _tier(settings: Settings, model: Decoder, pool: BlockPool, runner: Runner) -> Tier:
+    num_slots = settings.host_cache_bytes // kv_block_bytes(model)
+    if num_slots == 0:
+        return NoTier()
+    check_fits_in_memory(settings.host_cache_bytes)
+    return HostTier(pool, num_slots, HostMemory(runner.kv_caches, num_slots))
 
 
 def _limits(settings: Settings, model: Decoder) -> Limits:

@@ -27,7 +27,8 @@ class Settings:
     """What a model version is served with.
 
     `model` is a directory, a GGUF file, or a package reference `package:file` resolved at load.
-    `kv_cache_bytes` bounds the KV cache: it is claimed at start and never grows.
+    `kv_cache_bytes` bounds the KV cache: it is claimed at start and never grows. So does `host_cache_bytes`
+    the host tier, which keeps evicted blocks in main memory; 0 keeps none.
     `max_model_len` None takes what the checkpoint was trained for. `num_threads` 0 takes every core.
     `tenants` gives shares and limits by name (`tenant_policy.parse_policies`); one step of priority is
     worth `priority_ageing_s` of waiting; no sequence is preempted more than `max_preemptions` times.
@@ -38,6 +39,7 @@ class Settings:
     device: str = "auto"
     dtype: str = "auto"
     kv_cache_bytes: int = 512 * 2**20
+    host_cache_bytes: int = 0
     max_step_tokens: int = 512
     max_running: int = 64
     max_waiting: int = 4096
@@ -67,6 +69,7 @@ class Settings:
         for name in ("kv_cache_bytes", "max_step_tokens", "max_running", "max_waiting", "max_prompt_bytes"):
             _at_least(name, getattr(self, name), 1)
         _at_least("num_threads", self.num_threads, 0)
+        _at_least("host_cache_bytes", self.host_cache_bytes, 0)
         _at_least("max_preemptions", self.max_preemptions, 0)
         _above_zero("priority_ageing_s", self.priority_ageing_s)
         if self.target_itl_ms is not None:

@@ -22,3 +22,18 @@ class Limits:
     ageing_s: float = 10.0
     target_itl_s: float | None = None
     offline: bool = False
+
+
+class AdmissionError(ValueError):
+    """The request can never run here; the message names the field, the value and the limit."""
+
+
+def check_fits(num_prompt_tokens: int, max_tokens: int, longest: int) -> None:
+    """Raises AdmissionError unless the request can run alone where `longest` tokens are served."""
+    if num_prompt_tokens == 0:
+        raise AdmissionError("the prompt has 0 tokens; it needs at least 1")
+    if num_prompt_tokens + max_tokens > longest:
+        raise AdmissionError(
+            f"prompt ({num_prompt_tokens} tokens) + max_tokens ({max_tokens}) is "
+            f"{num_prompt_tokens + max_tokens}; this model serves at most {longest}"
+        )

@@ -33,8 +33,11 @@ class Policy:
 
     def room(self, sequence: Sequence, running: Iterable[Sequence]) -> int:
         """Free blocks that the running sequence may take: what protected ones will need is theirs."""
-        is_protected = self._tenants.is_protected(sequence)
-        return self._pool.num_free - (0 if is_protected else self._reserved(running))
+        return self._pool.num_free if self._tenants.is_protected(sequence) else self.spare(running)
+
+    def spare(self, running: Iterable[Sequence]) -> int:
+        """Free blocks that are promised to no protected sequence."""
+        return self._pool.num_free - self._reserved(running)
 
     def fitting(self, sequence: Sequence, hits: Hits, running: Iterable[Sequence]) -> Hits | None:
         """The hits with which the waiting sequence can start beside those that run, or None."""
@@ -106,7 +109,7 @@ class Policy:
     def _fits(self, waiting: Sequence, hits: Hits, running: list[Sequence]) -> bool:
         """It fits now, beside what the others have, and by the estimate until they end."""
         unprotected = (s for s in running if not self._tenants.is_protected(s))
-        free = self._pool.num_free - self._reserved(running) - sum(map(self._tables.to_come, unprotected))
+        free = self.spare(running) - sum(map(self._tables.to_come, unprotected))
         if self._tenants.is_protected(waiting):
             return peak_blocks(waiting) - len(hits.blocks) + self._tables.idle(hits) <= free
         if self._tables.cost(waiting, hits) > free:

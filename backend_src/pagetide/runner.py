@@ -28,14 +28,14 @@ def kv_block_bytes(model: Decoder) -> int:
 class Runner:
     """Runs plans on one device. The KV cache, `num_blocks` blocks a layer, is claimed here and never grows.
 
-    Layout per layer: [num_blocks, 2 (K, V), num_kv_heads, BLOCK_SIZE, head_dim], the model's dtype.
+    `kv_caches` has one a layer: [num_blocks, 2 (K, V), num_kv_heads, BLOCK_SIZE, head_dim], the model's dtype.
     """
 
     def __init__(self, model: Decoder, num_blocks: int) -> None:
         self._model = model
         config = model.config
         shape = (num_blocks, 2, config.num_kv_heads, BLOCK_SIZE, config.head_dim)
-        self._kv_caches = [
+        self.kv_caches = [
             torch.empty(shape, dtype=model.dtype, device=model.device).zero_()
             for _ in range(config.num_layers)
         ]
@@ -47,7 +47,7 @@ class Runner:
         logits = self._model.forward(
             self._to_device(np.frombuffer(plan.token_ids, np.int32)),
             self._to_device(batch.positions),
-            self._kv_caches,
+            self.kv_caches,
             self._attention(batch),
             self._to_device(batch.sampled_tokens),
         )
@@ -60,7 +60,7 @@ class Runner:
         if copies:
             sources = self._to_device(np.array([copy.source for copy in copies]))
             targets = self._to_device(np.array([copy.target for copy in copies]))
-            for cache in self._kv_caches:
+            for cache in self.kv_caches:
                 cache.index_copy_(0, targets, cache.index_select(0, sources))
 
     def _attention(self, batch: _Batch) -> AttentionBatch:

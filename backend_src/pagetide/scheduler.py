@@ -20,7 +20,8 @@ from pagetide.block_pool import BlockPool
 from pagetide.block_tables import BlockTables
 from pagetide.config import BLOCK_SIZE
 from pagetide.draft import Draft
-from pagetide.limits import Limits
+from pagetide.kv_pool import NoTier, Tier
+from pagetide.limits import Limits, check_fits
 from pagetide.policy import Policy
 from pagetide.request import (
     FinishReason,
@@ -38,9 +39,7 @@ from pagetide.step_budget import StepBudget
 from pagetide.tenant_policy import TenantPolicies
 from pagetide.tenants import Tenants
 
-
-class AdmissionError(ValueError):
-    """The request can never run here; the message names the field, the value and the limit."""
+_MOVE_PAUSE_S = 0.001
 
 
 class Scheduler:
@@ -58,9 +57,11 @@ class Scheduler:
         clock: Callable[[], float] = time.monotonic,
         policies: TenantPolicies | None = None,
         estimate: PeakEstimate | None = None,
+        tier: Tier | None = None,
     ) -> None:
         self.pool = pool
         self.limits = limits
+        self.tier: Tier = tier or NoTier()
         self.tenants = Tenants(policies or TenantPolicies(), limits.ageing_s, limits.max_preemptions)
         self._root = root
         self._clock = clock
@@ -104,13 +105,7 @@ class Scheduler:
 
     def check_fits(self, num_prompt_tokens: int, params: SamplingParams) -> None:
         """Raises AdmissionError unless the request can run alone. Reads only what never changes."""
-        if num_prompt_tokens == 0:
-            raise AdmissionError("the prompt has 0 tokens; it needs at least 1")
-        if num_prompt_tokens + params.max_tokens > self.longest:
-            raise AdmissionError(
-                f"prompt ({num_prompt_tokens} tokens) + max_tokens ({params.max_tokens}) is "
-                f"{num_prompt_tokens + params.max_tokens}; this model serves at most {self.longest}"
-            )
+        check_fits(num_prompt_tokens, params.max_tokens, self.longest)
 
     def add(self, request: Request) -> None:
         """Queue a request that passed `check_fits`."""
@@ -127,6 +122,8 @@ class Scheduler:
             self.tenants.throttled_s(now_s),
             None if deadline_s is None else max(0.0, deadline_s - now_s),
         ]
+        if self.tier.pinned:
+            pauses.append(_MOVE_PAUSE_S)
         return min((pause for pause in pauses if pause is not None), default=None)
 
     def abort(self, request_id: int, reason: FinishReason) -> Delivery | None:
@@ -140,6 +137,7 @@ class Scheduler:
 
     def plan(self) -> StepPlan | None:
         """The next step, running sequences first; None if there is nothing to compute."""
+        self.tier.settle()
         self.tenants.look()
         streams, prompts = self._policy.by_urgency(self.running)
         draft = self._draft = Draft(self._tables, self._budget.tokens(len(streams)))
@@ -151,6 +149,7 @@ class Scheduler:
         for sequence in prompts:
             self._advance(sequence)
         self._admit()
+        self.tier.start_moves(self._wanted, lambda: self._policy.spare(self.running), self._budget.token_s)
         self._policy.estimate.stepped(preempted=Reason.BLOCKS in draft.preempted)
         return draft.plan if draft.plan.num_tokens else None
 
@@ -181,8 +180,9 @@ class Scheduler:
         """Raises RuntimeError if a block is lost, or held by nobody. Cheap enough for every idle moment."""
         self.pool.check()
         held = {block for sequence in self.sequences for block in sequence.block_table}
+        held.update(self.tier.pinned)
         if len(held) != self.pool.num_held:
-            raise RuntimeError(f"{self.pool.num_held} blocks held, {len(held)} in block tables")
+            raise RuntimeError(f"{self.pool.num_held} blocks held, {len(held)} in block tables or moving")
 
     def _root_of(self, sequence: Sequence) -> bytes:
         """Private to the tenant or its group, and there to those with the same salt."""
@@ -248,13 +248,18 @@ class Scheduler:
         if most_new <= 0:
             return False
         hits = self._policy.fitting(sequence, self._draft.hits(sequence), self.running)
-        if hits is None:
+        if hits is None or self.tier.is_loading(self._tables.next_hash(sequence, hits)):
             return False
         self._draft.start(sequence, hits)
         self._record_start(sequence)
         self._roster.run(sequence)
         self._compute(sequence, min(sequence.num_left, most_new))
         return True
+
+    def _wanted(self) -> list[bytes]:
+        """The blocks that the next sequence to start could hit."""
+        sequence = self.tenants.first(self._clock())
+        return [] if sequence is None else self._tables.chain(sequence)
 
     def _record_start(self, sequence: Sequence) -> None:
         if sequence.scheduled_s is None:

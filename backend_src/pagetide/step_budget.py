@@ -25,6 +25,11 @@ class StepBudget:
         self._decode_s = 0.0
         self._token_s: float | None = None
 
+    @property
+    def token_s(self) -> float | None:
+        """What one more prompt token takes in a step, once it was measured."""
+        return self._token_s
+
     def tokens(self, num_decoding: int) -> int:
         """The budget of a step in which `num_decoding` streams wait for their next token."""
         if self._target_s is None or num_decoding == 0 or self._token_s is None:

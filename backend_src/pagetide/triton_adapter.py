@@ -23,7 +23,7 @@ from pagetide.metrics import Metrics
 from pagetide.parse import OPTIONS, Limits, ParsedRequest, fit, parse_request
 from pagetide.parse_values import InvalidArgumentError
 from pagetide.request import Request
-from pagetide.scheduler import AdmissionError
+from pagetide.limits import AdmissionError
 from pagetide.senders import Senders, Stream
 from pagetide.tokenizer import Tokenizer
 from pagetide.version_settings import read_settings

@@ -10,9 +10,9 @@ from simulation.pure_model import EOS, PureRunner, pure_output
 
 from pagetide.block_pool import BlockPool, chain_root
 from pagetide.engine import Engine, UnavailableError
-from pagetide.limits import Limits
+from pagetide.limits import AdmissionError, Limits
 from pagetide.request import FinishReason, Output, Request, SamplingParams
-from pagetide.scheduler import AdmissionError, Scheduler
+from pagetide.scheduler import Scheduler
 from pagetide.stats import StepStats
 from pagetide.step import StepPlan, StepResult
 

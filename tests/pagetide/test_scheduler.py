@@ -7,8 +7,8 @@ from scheduler_world import World
 from simulation.pure_model import EOS, pure_output
 
 from pagetide.config import BLOCK_SIZE
+from pagetide.limits import AdmissionError
 from pagetide.request import FinishReason
-from pagetide.scheduler import AdmissionError
 
 
 def world(num_blocks: int = 64, max_step_tokens: int = 32, max_running: int = 8, **kw: bool) -> World:

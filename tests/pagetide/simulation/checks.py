@@ -108,6 +108,7 @@ def check_blocks(scheduler: Scheduler) -> None:
     pool, scope = scheduler.pool, scheduler.tenants.policies.prefix_scope
     tables = [(sequence, list(sequence.block_table)) for sequence in scheduler.sequences]
     refs = Counter(block for _, table in tables for block in table)
+    refs.update(scheduler.tier.pinned)
     for block in range(pool.num_blocks):
         assert pool.refs(block) == refs[block], f"block {block}: {pool.refs(block)} refs, {refs[block]} users"
     contents: dict[int, bytes] = {}
@@ -115,7 +116,7 @@ def check_blocks(scheduler: Scheduler) -> None:
         assert len(set(table)) == len(table), f"sequence {sequence.id} has a block twice: {table}"
         assert sequence.num_computed <= len(table) * BLOCK_SIZE, f"sequence {sequence.id} lost its blocks"
         for index, block in enumerate(table):
-            if refs[block] > 1:
+            if sum(block in other for _, other in tables) > 1:
                 content = scope(sequence.request.tenant) + _content(sequence, index)
                 assert contents.setdefault(block, content) == content, f"block {block} has two contents"
 

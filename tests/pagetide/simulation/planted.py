@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
@@ -14,6 +15,7 @@ from pagetide.block_tables import BlockTables, Hits
 from pagetide.config import BLOCK_SIZE
 from pagetide.deadlines import Deadlines
 from pagetide.draft import Draft
+from pagetide.kv_pool import HostTier
 from pagetide.policy import Policy
 from pagetide.request import Sequence, Status
 from pagetide.roster import Roster
@@ -175,6 +177,35 @@ def nobody_wakes_the_loop_when_a_rate_limit_ends() -> AbstractContextManager[Any
     return patch.object(Tenants, "throttled_s", lambda self, now_s: None)
 
 
+def a_host_slot_is_found_under_what_it_held_before() -> AbstractContextManager[Any]:
+    take_slot = HostTier._take_slot
+
+    def wrong(self: HostTier) -> int | None:
+        before = dict(self._slots)
+        slot = take_slot(self)
+        for content_hash in before.keys() - self._slots.keys():
+            self._slots[content_hash] = before[content_hash]
+        return slot
+
+    return patch.object(HostTier, "_take_slot", wrong)
+
+
+def a_damaged_block_is_believed() -> AbstractContextManager[Any]:
+    settle = HostTier._settle_load
+    return patch.object(HostTier, "_settle_load", lambda self, moved: settle(self, replace(moved, ok=True)))
+
+
+def a_loaded_block_can_be_hit_before_it_is_there() -> AbstractContextManager[Any]:
+    load = HostTier._load
+
+    def wrong(self: HostTier, content_hash: bytes) -> None:
+        load(self, content_hash)
+        block, content = next(reversed(self._loading.items()))
+        self._pool.publish(block, content)
+
+    return patch.object(HostTier, "_load", wrong)
+
+
 PLANTS: tuple[Plant, ...] = (
     a_failed_step_leaves_its_blocks_to_be_hit,
     an_ended_sequence_keeps_its_blocks,
@@ -196,4 +227,7 @@ PLANTS: tuple[Plant, ...] = (
     priorities_never_age,
     preemption_is_not_bounded,
     nobody_wakes_the_loop_when_a_rate_limit_ends,
+    a_host_slot_is_found_under_what_it_held_before,
+    a_damaged_block_is_believed,
+    a_loaded_block_can_be_hit_before_it_is_there,
 )

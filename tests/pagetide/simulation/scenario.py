@@ -44,6 +44,7 @@ class Scenario:
     policies: TenantPolicies
     prefix_cache: bool
     misled: bool
+    num_host_slots: int
     step_s: float
     token_s: float
     failing_steps: frozenset[int]
@@ -51,11 +52,16 @@ class Scenario:
 
 
 class Flavour(Enum):
-    """MIXED: anything goes. CROWDED: many small requests outgrow the pool. POPULAR: all want one prefix."""
+    """What a world is about.
+
+    MIXED: anything goes. CROWDED: many small requests outgrow the pool. POPULAR: all want one prefix.
+    RETURNING: more prefixes than the pool holds come again and again.
+    """
 
     MIXED = "mixed"
     CROWDED = "crowded"
     POPULAR = "popular"
+    RETURNING = "returning"
 
 
 def make_scenario(seed: int) -> Scenario:
@@ -69,6 +75,7 @@ def make_scenario(seed: int) -> Scenario:
         policies=TenantPolicies({name: _policy(rng) for name in ("amber", "*")}),
         prefix_cache=rng.random() < 0.9,
         misled=rng.random() < (0.9 if flavour is Flavour.CROWDED else 0.5),
+        num_host_slots=rng.choice((8, 40)) if flavour is Flavour.RETURNING else rng.choice((0, 0, 2, 10)),
         step_s=0.01,
         token_s=rng.choice((0.0001, 0.001)),
         failing_steps=frozenset(rng.randrange(1, 60) for _ in range(rng.choice((0, 0, 1, 4)))),
@@ -81,6 +88,8 @@ def _num_blocks(rng: random.Random, flavour: Flavour) -> int:
         return rng.randint(4, 9)
     if flavour is Flavour.POPULAR:
         return rng.randint(8, 24)
+    if flavour is Flavour.RETURNING:
+        return rng.randint(6, 9)
     return rng.choice((1, 2, 3, rng.randint(4, 8), rng.randint(6, 24)))
 
 
@@ -109,9 +118,9 @@ def _arrivals(rng: random.Random, longest: int, flavour: Flavour) -> tuple[Arriv
     span_s = rng.choice((0.0, 0.3, 1.0))
     prefixes = _prefixes(rng, longest, flavour)
     arrivals: list[Arrival] = []
-    for _ in range(rng.choice((3, 8, 8, 25))):
+    for _ in range(30 if flavour is Flavour.RETURNING else rng.choice((3, 8, 8, 25))):
         prompt = _prompt(rng, rng.choice(prefixes), longest)
-        same = flavour is Flavour.POPULAR and rng.random() < 0.8
+        same = flavour in (Flavour.POPULAR, Flavour.RETURNING) and rng.random() < 0.8
         tenant, salt = (TENANTS[0], SALTS[0]) if same else (rng.choice(TENANTS), rng.choice(SALTS))
         arrivals += _ask(
             rng, rng.random() * span_s, prompt, _params(rng, longest - len(prompt)), tenant, salt
@@ -122,6 +131,8 @@ def _arrivals(rng: random.Random, longest: int, flavour: Flavour) -> tuple[Arriv
 def _prefixes(rng: random.Random, longest: int, flavour: Flavour) -> list[array[int]]:
     if flavour is Flavour.POPULAR:
         return [_tokens(rng, rng.randint(2 * BLOCK_SIZE, longest // 2))]
+    if flavour is Flavour.RETURNING:
+        return [_tokens(rng, rng.randint(2 * BLOCK_SIZE, 3 * BLOCK_SIZE)) for _ in range(4)]
     most = 20 if flavour is Flavour.CROWDED else max(1, rng.choice((longest - 2, longest // 2, longest // 4)))
     return [_tokens(rng, rng.randint(1, most)) for _ in range(rng.randint(1, 3))]
 

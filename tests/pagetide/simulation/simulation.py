@@ -6,6 +6,7 @@ failure names the step at which it went wrong. (The method is FoundationDB's: Zh
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 from dataclasses import dataclass, field
 
@@ -13,12 +14,14 @@ from simulation.checks import Ledger, check_blocks, check_plan
 from simulation.pure_model import EOS, PureRunner, pure_output
 from simulation.scenario import Arrival, Scenario, make_scenario
 from simulation.show import block_map, plan_line
+from simulation.slow_mover import SlowMover
 from simulation.turns import Turns
 
 from pagetide.admission import PeakEstimate
 from pagetide.block_pool import BlockPool, chain_root
 from pagetide.config import BLOCK_SIZE
 from pagetide.engine import Engine
+from pagetide.kv_pool import HostTier, NoTier
 from pagetide.request import Request, Sequence
 from pagetide.scheduler import Scheduler
 from pagetide.stats import StepStats
@@ -102,8 +105,8 @@ class Simulation:
 
     def __post_init__(self) -> None:
         self.scenario = make_scenario(self.seed)
-        self.scheduler = self._make_scheduler()
         self.runner = Runner(self.scenario, self.clock, PureRunner(self.scenario.num_blocks))
+        self.scheduler = self._make_scheduler()
         self.engine = Engine(
             self.scheduler, self.runner, MAX_WAITING, on_step=self._on_step, clock=self.clock
         )
@@ -119,8 +122,9 @@ class Simulation:
                 self._turn()
             self.ledger.check_all_answered()
             self.coverage.update(a.ending.value for a in self.ledger.accounts.values() if a.ending)
-            if self.scheduler.pool.num_held:
-                raise AssertionError(f"idle, but {self.scheduler.pool.num_held} blocks are held")
+            held = self.scheduler.pool.num_held - len(self.scheduler.tier.pinned)
+            if held:
+                raise AssertionError(f"idle, but {held} blocks are held")
         except Exception as error:
             raise SimulationError(self._report(error)) from error
 
@@ -129,7 +133,13 @@ class Simulation:
         pool = BlockPool(scenario.num_blocks)
         root = (lambda scope: chain_root(b"weights", scope)) if scenario.prefix_cache else None
         estimate = Misled() if scenario.misled else PeakEstimate()
-        return Scheduler(pool, scenario.limits, root, self.clock, scenario.policies, estimate)
+        tier = self._make_tier(pool) if scenario.num_host_slots else NoTier()
+        return Scheduler(pool, scenario.limits, root, self.clock, scenario.policies, estimate, tier)
+
+    def _make_tier(self, pool: BlockPool) -> HostTier:
+        num_slots = self.scenario.num_host_slots
+        mover = SlowMover(self.runner.model.kv, num_slots, random.Random(self.seed), self.coverage)
+        return HostTier(pool, num_slots, mover)
 
     def _events(self, request_id: int, arrival: Arrival) -> list[_Event]:
         request = Request(
