@@ -14,6 +14,7 @@ from pagetide.config import BLOCK_SIZE
 from pagetide.layers import AttentionBatch
 from pagetide.model import Decoder
 from pagetide.step import BlockCopy, StepPlan, StepResult
+from pagetide_kernels import ops
 
 Ints = npt.NDArray[np.int64]
 
@@ -36,8 +37,7 @@ class Runner:
         config = model.config
         shape = (num_blocks, 2, config.num_kv_heads, BLOCK_SIZE, config.head_dim)
         self.kv_caches = [
-            torch.empty(shape, dtype=model.dtype, device=model.device).zero_()
-            for _ in range(config.num_layers)
+            ops.empty(shape, model.dtype, model.device).zero_() for _ in range(config.num_layers)
         ]
 
     @torch.inference_mode()

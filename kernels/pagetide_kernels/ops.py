@@ -9,7 +9,7 @@ synchronisation, so only with PAGETIDE_DEBUG=1.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -21,6 +21,7 @@ from torch import Tensor
 
 from pagetide_kernels import checks, cpu
 from pagetide_kernels.binding import ArgumentError
+from pagetide_kernels.cpu import memory
 
 _BACKENDS = {"cpu": "pagetide_kernels.cpu", "cuda": "pagetide_kernels.cuda"}
 
@@ -86,6 +87,13 @@ def write_kv(key: Tensor, value: Tensor, kv_cache: Tensor, slots: Tensor) -> Non
     if _checked_by_us(backend):
         checks.write_kv(kv_cache, slots)
     backend.write_kv((kv_cache, key, value, slots), ())
+
+
+def empty(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """An uninitialised tensor where the kernels read fastest: for the KV cache. On a CPU in huge pages."""
+    if device.type == "cpu":
+        return memory.empty(shape, dtype)
+    return torch.empty(shape, dtype=dtype, device=device)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from pagetide_kernels import build
 from pagetide_kernels.binding import ArgumentError, Number, Signature
+from pagetide_kernels.cpu import memory
 from pagetide_kernels.signatures import LANES, LINEAR, PAGED_ATTENTION, WRITE_KV
 
 ISAS = ("plain", "avx2", "avx512")
@@ -27,7 +28,7 @@ _CTYPES: dict[str, type[ctypes.c_void_p | ctypes.c_int64 | ctypes.c_int32 | ctyp
     "i32": ctypes.c_int32,
     "f32": ctypes.c_float,
 }
-_SUFFIXES = {torch.bfloat16: "bf16", torch.float32: "f32"}
+SUFFIXES = {torch.bfloat16: "bf16", torch.float32: "f32"}
 
 _Function: TypeAlias = Callable[..., bytes | None]
 
@@ -51,7 +52,8 @@ def pack_linear(weight: Tensor) -> Tensor:
     per_word = 4 // weight.itemsize
     padded = torch.nn.functional.pad(weight, (0, 0, 0, -num_outputs % LANES))
     words = padded.view(-1, LANES, num_inputs // per_word, per_word)
-    return words.transpose(1, 2).contiguous().view(-1, num_inputs, LANES)
+    columns = words.transpose(1, 2)
+    return memory.empty(columns.shape, weight.dtype).copy_(columns).view(-1, num_inputs, LANES)
 
 
 def unpacked_rows(packed: Tensor, rows: Tensor) -> Tensor:
@@ -69,12 +71,12 @@ def linear(tensors: Sequence[Tensor | None], scalars: Sequence[Number]) -> None:
 
 def supported_isas() -> tuple[str, ...]:
     """Instruction sets this CPU can run, slowest first."""
-    return tuple(isa for number, isa in enumerate(ISAS) if _library().pagetide_supports(number))
+    return tuple(isa for number, isa in enumerate(ISAS) if library().pagetide_supports(number))
 
 
 def isa() -> str:
     """The instruction set the kernels run with."""
-    return ISAS[_library().pagetide_current_isa()]
+    return ISAS[library().pagetide_current_isa()]
 
 
 @contextmanager
@@ -85,11 +87,11 @@ def use_isa(name: str) -> Iterator[None]:
         ValueError: `name` is not an instruction set, or this CPU lacks it.
     """
     before = isa()
-    _set_isa(_library(), name)
+    _set_isa(library(), name)
     try:
         yield
     finally:
-        _set_isa(_library(), before)
+        _set_isa(library(), before)
 
 
 def _call(signature: Signature, tensors: Sequence[Tensor | None], scalars: Sequence[Number]) -> None:
@@ -112,15 +114,15 @@ def _function(name: str, dtype: torch.dtype) -> _Function:
 
 
 def _export(signature: Signature) -> None:
-    for dtype, suffix in _SUFFIXES.items():
-        function = _library()[f"{signature.name}_{suffix}"]
+    for dtype, suffix in SUFFIXES.items():
+        function = library()[f"{signature.name}_{suffix}"]
         function.argtypes = [_CTYPES[kind] for kind in signature.kinds]
         function.restype = ctypes.c_char_p
         _functions[signature.name, dtype] = function
 
 
 @cache
-def _library() -> ctypes.CDLL:
+def library() -> ctypes.CDLL:
     library = ctypes.CDLL(str(build.cpu_library()))
     if wanted := os.environ.get("PAGETIDE_CPU_ISA"):
         _set_isa(library, wanted)
