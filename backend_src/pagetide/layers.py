@@ -66,14 +66,14 @@ class PackedLinear:
     It is faster than Linear for few rows, and a row's result does not depend on how many there are.
     """
 
-    __slots__ = ("_bias", "_packed")
+    __slots__ = ("bias", "packed")
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
-        self._packed = ops.pack_linear(weight)
-        self._bias = bias
+        self.packed = ops.pack_linear(weight)
+        self.bias = bias
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return ops.linear(x, self._packed, self._bias)
+        return ops.linear(x, self.packed, self.bias)
 
 
 LinearFactory = Callable[[torch.Tensor, "torch.Tensor | None"], Layer]

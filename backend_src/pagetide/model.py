@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
@@ -33,9 +34,39 @@ class DecoderLayer:
         return hidden + self.ffn_out(self.ffn(self.ffn_in(hidden)))
 
 
+class Stack(Protocol):
+    """Takes hidden states [T, hidden] through all layers; it may change them in place."""
+
+    def __call__(
+        self,
+        hidden: torch.Tensor,
+        rotations: Sequence[Rotation],
+        kv_caches: Sequence[torch.Tensor],
+        batch: AttentionBatch,
+    ) -> torch.Tensor: ...
+
+
+@dataclass(frozen=True, slots=True)
+class LayerByLayer:
+    """The stack as it reads, on any device; what other stacks are held to."""
+
+    layers: tuple[DecoderLayer, ...]
+
+    def __call__(
+        self,
+        hidden: torch.Tensor,
+        rotations: Sequence[Rotation],
+        kv_caches: Sequence[torch.Tensor],
+        batch: AttentionBatch,
+    ) -> torch.Tensor:
+        for layer, kv_cache in zip(self.layers, kv_caches, strict=True):
+            hidden = layer(hidden, rotations[layer.rope], kv_cache, batch)
+        return hidden
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Decoder:
-    """A loaded model, ready to run.
+    """A loaded model, ready to run. `stack` runs `layers`.
 
     `content_id` names its weights: with equal ids, equal tokens have equal KV.
     """
@@ -47,6 +78,7 @@ class Decoder:
     embedding: Embedding
     rotaries: tuple[Rotary, ...]
     layers: tuple[DecoderLayer, ...]
+    stack: Stack
     norm: Layer
     head: Head
 
@@ -64,8 +96,6 @@ class Decoder:
         `token_ids` and `positions` are [T] int64; `kv_caches` holds one [blocks, 2, Hkv, 16, D] a layer,
         in the decoder's dtype, which receives the tokens' keys and values at `batch.slots`.
         """
-        hidden = self.embedding(token_ids)
         rotations = [rotary(positions) for rotary in self.rotaries]
-        for layer, kv_cache in zip(self.layers, kv_caches, strict=True):
-            hidden = layer(hidden, rotations[layer.rope], kv_cache, batch)
+        hidden = self.stack(self.embedding(token_ids), rotations, kv_caches, batch)
         return self.head(self.norm(hidden[rows]))

@@ -14,6 +14,7 @@ import torch
 from pagetide.checkpoint import WeightsError, is_gguf, locate
 from pagetide.checkpoint_gguf import GgufCheckpoint
 from pagetide.checkpoint_hf import HuggingFaceCheckpoint
+from pagetide.compiled import stack_for
 from pagetide.family import Family
 from pagetide.layers import (
     ACTIVATIONS,
@@ -160,6 +161,7 @@ class _Loader:
             embedding=Embedding(embedding, family.embedding_scale),
             rotaries=tuple(Rotary(rope, self._device) for rope in family.ropes),
             layers=layers,
+            stack=stack_for(layers, family, self._dtype, self._device),
             norm=self._norm("model.norm"),
             head=Head(self._make_linear(head, None), family.logit_soft_cap),
         )

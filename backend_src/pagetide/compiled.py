@@ -1,0 +1,109 @@
+"""Runs a decoder's layers as one call into C++ where the CPU and the parts allow it.
+
+`PAGETIDE_CPU_STEP=torch` keeps to the layers in `pagetide.layers`, for comparison.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import TypeGuard
+
+import torch
+
+from pagetide.family import Family
+from pagetide.layers import (
+    ACTIVATIONS,
+    AttentionBatch,
+    HeadNorm,
+    Layer,
+    PackedLinear,
+    RMSNorm,
+    Rotation,
+    identity,
+)
+from pagetide.model import DecoderLayer, LayerByLayer, Stack
+from pagetide_kernels import decoder as kernels
+
+_SWITCH = "PAGETIDE_CPU_STEP"
+_ACTIVATION_NAMES = {function: name for name, function in ACTIVATIONS.items()}
+
+
+def stack_for(
+    layers: tuple[DecoderLayer, ...], family: Family, dtype: torch.dtype, device: torch.device
+) -> Stack:
+    """The fastest stack of `layers`, which are one rank's and `family` with them."""
+    if device.type != "cpu" or os.environ.get(_SWITCH) == "torch" or not kernels.is_fast():
+        return LayerByLayer(layers)
+    sizes = kernels.Sizes(
+        family.hidden_size,
+        family.intermediate_size,
+        family.num_heads,
+        family.num_kv_heads,
+        family.head_dim,
+    )
+    if sizes.problem or not all(map(_is_describable, layers)):
+        return LayerByLayer(layers)
+    return CompiledStack(layers, sizes, dtype)
+
+
+class CompiledStack:
+    """A stack without Python between its layers. Shares their weights, and changes hidden states in place."""
+
+    def __init__(self, layers: tuple[DecoderLayer, ...], sizes: kernels.Sizes, dtype: torch.dtype) -> None:
+        self._step = kernels.DecoderStep([_described(layer) for layer in layers], sizes, dtype)
+
+    def __call__(
+        self,
+        hidden: torch.Tensor,
+        rotations: Sequence[Rotation],
+        kv_caches: Sequence[torch.Tensor],
+        batch: AttentionBatch,
+    ) -> torch.Tensor:
+        turns = [(rotation.cos, rotation.sin) for rotation in rotations]
+        return self._step.run(
+            hidden, turns, kv_caches, batch.block_table, batch.query_starts, batch.kv_lens, batch.slots
+        )
+
+
+def _is_describable(layer: DecoderLayer) -> bool:
+    linears = (layer.attention.qkv, layer.attention.out, layer.ffn.gate_up, layer.ffn.down)
+    norms = (layer.attn_in, layer.attn_out, layer.ffn_in, layer.ffn_out, layer.attention.qk_norm)
+    return (
+        all(isinstance(linear, PackedLinear) for linear in linears)
+        and all(norm is identity or _is_norm(norm) for norm in norms)
+        and layer.ffn.activation in _ACTIVATION_NAMES
+    )
+
+
+def _is_norm(layer: Layer) -> TypeGuard[RMSNorm | HeadNorm]:
+    return isinstance(layer, RMSNorm | HeadNorm)
+
+
+def _described(layer: DecoderLayer) -> kernels.Layer:
+    attention, ffn = layer.attention, layer.ffn
+    return kernels.Layer(
+        qkv=_projection(attention.qkv),
+        out=_projection(attention.out),
+        gate_up=_projection(ffn.gate_up),
+        down=_projection(ffn.down),
+        scale=attention.scale,
+        activation=_ACTIVATION_NAMES[ffn.activation],
+        attn_in=_norm(layer.attn_in),
+        attn_out=_norm(layer.attn_out),
+        ffn_in=_norm(layer.ffn_in),
+        ffn_out=_norm(layer.ffn_out),
+        qk_norm=_norm(attention.qk_norm),
+        rope=layer.rope,
+        window=attention.window,
+        soft_cap=attention.soft_cap,
+    )
+
+
+def _projection(linear: Layer) -> kernels.Projection:
+    assert isinstance(linear, PackedLinear)
+    return kernels.Projection(linear.packed, linear.bias)
+
+
+def _norm(norm: Layer) -> kernels.Norm | None:
+    return kernels.Norm(norm.weight, norm.eps) if _is_norm(norm) else None

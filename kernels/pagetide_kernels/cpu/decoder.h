@@ -1,0 +1,127 @@
+// A decoder's layers as data, and what passes between the part that walks through them (compiled once) and the
+// part that computes (compiled for each instruction set). `pagetide_kernels/decoder.py` mirrors the structures.
+#pragma once
+
+#include "elements.h"
+
+namespace pagetide {
+
+// Heads that fit a buffer on the stack.
+constexpr int kMaxHeadSize = 512;
+
+// A packed linear layer, see linear.h.
+struct DecoderLinear {
+  const void* weight;
+  const void* bias;  // null: none
+  int32_t out_features;
+  int32_t in_features;
+};
+
+// An RMSNorm. A null weight: the identity.
+struct DecoderNorm {
+  const float* weight;
+  float eps;
+};
+
+enum class Activation : int32_t { silu = 0, gelu = 1, gelu_tanh = 2, relu = 3 };
+
+struct DecoderLayer {
+  DecoderNorm attn_in;
+  DecoderNorm attn_out;
+  DecoderNorm ffn_in;
+  DecoderNorm ffn_out;
+  DecoderNorm qk_norm;  // weight [Hq + Hkv][D]
+  DecoderLinear qkv;
+  DecoderLinear out;
+  DecoderLinear gate_up;
+  DecoderLinear down;
+  int32_t rope;
+  int32_t window;
+  float scale;
+  float soft_cap;
+  Activation activation;
+};
+
+struct DecoderShape {
+  int32_t num_layers;
+  int32_t hidden_size;
+  int32_t intermediate_size;
+  int32_t num_heads;
+  int32_t num_kv_heads;
+  int32_t head_size;
+
+  int num_rotated() const { return num_heads + num_kv_heads; }
+  int64_t query_size() const { return int64_t{num_heads} * head_size; }
+  int64_t qkv_size() const { return int64_t{num_rotated() + num_kv_heads} * head_size; }
+};
+
+// cos and sin [T][rotary_dim]; sin is negated in its first half.
+struct DecoderRotation {
+  const float* cos;
+  const float* sin;
+  int32_t rotary_dim;
+};
+
+// One step: T tokens of B sequences. Strides are in elements.
+struct DecoderStep {
+  void* hidden;  // [T][hidden_size], updated in place
+  const DecoderRotation* rotations;
+  void* const* kv_caches;
+  const int32_t* block_table;
+  const int32_t* query_starts;
+  const int32_t* kv_lens;
+  const int64_t* slots;
+  int64_t cache_stride;
+  int64_t table_stride;
+  int32_t num_tokens;
+  int32_t num_sequences;
+  int32_t table_width;
+  int32_t num_blocks;
+};
+
+// `hidden += out_norm(added)`, then `normed = in_norm(hidden)`, on rows of hidden_size.
+struct ResidualCall {
+  void* hidden;
+  const void* added;  // null: nothing
+  void* normed;       // null: not wanted
+  DecoderNorm out_norm;
+  DecoderNorm in_norm;
+  int size;
+};
+
+// Norm and turn the queries, in place; norm, turn and store the keys; store the values.
+struct RotaryCall {
+  const DecoderShape& shape;
+  const DecoderStep& step;
+  DecoderNorm qk_norm;
+  DecoderRotation rotation;
+  void* qkv;
+  void* kv_cache;
+};
+
+// `gate = activation(gate) * up`, on rows of [gate | up], each `size` wide.
+struct ActivationCall {
+  void* gate_up;
+  int size;
+  Activation activation;
+};
+
+struct DecoderKernels {
+  void (*add_and_norm)(const ResidualCall&, Range tokens);
+  void (*rotate_and_store)(const RotaryCall&, Range tokens);
+  void (*activate)(const ActivationCall&, Range tokens, Range elements);
+};
+
+#define PAGETIDE_DECLARE_DECODER(isa)       \
+  namespace isa {                           \
+  extern const DecoderKernels decoder_bf16; \
+  extern const DecoderKernels decoder_f32;  \
+  }
+
+PAGETIDE_DECLARE_DECODER(plain)
+#if defined(__x86_64__)
+PAGETIDE_DECLARE_DECODER(avx2)
+PAGETIDE_DECLARE_DECODER(avx512)
+#endif
+
+}  // namespace pagetide
