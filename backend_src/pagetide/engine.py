@@ -17,6 +17,7 @@ from typing import Protocol
 from pagetide.request import FinishReason, Request
 from pagetide.roster import Delivery
 from pagetide.scheduler import Scheduler
+from pagetide.statistics import History, Statistics, snapshot
 from pagetide.stats import StepStats
 from pagetide.step import StepPlan, StepResult
 
@@ -39,8 +40,18 @@ class _Abort:
     reason: FinishReason
 
 
+@dataclass(frozen=True, slots=True)
+class _Ask:
+    """Someone wants a snapshot of the engine's state."""
+
+    reply: SimpleQueue[Statistics]
+
+
 class _Wake:
     """Only makes an idle loop look again."""
+
+
+_Message = Request | _Abort | _Ask | _Wake
 
 
 class Engine:
@@ -63,12 +74,13 @@ class Engine:
         self._max_waiting = max_waiting
         self._on_step = on_step
         self._clock = clock
-        self._inbox: SimpleQueue[Request | _Abort | _Wake] = SimpleQueue()
+        self._inbox: SimpleQueue[_Message] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="pagetide-engine", daemon=True)
         self._draining = False
         self._failure: str | None = None
         self._busy_since_s: float | None = None
         self._planned_nothing = False
+        self._history = History()
 
     @property
     def max_model_len(self) -> int:
@@ -121,6 +133,19 @@ class Engine:
             return f"no step finished in {self._clock() - busy_since:.0f} s"
         return None
 
+    def statistics(self, timeout_s: float = 5.0) -> Statistics:
+        """The engine's state between two steps. Any thread.
+
+        Raises UnavailableError if the engine stopped, or if its step does not end within `timeout_s`.
+        """
+        reply: SimpleQueue[Statistics] = SimpleQueue()
+        self._inbox.put(_Ask(reply))
+        try:
+            return reply.get(timeout=timeout_s)
+        except Empty:
+            reason = self._failure or f"no step ended in {timeout_s} s"
+            raise UnavailableError(f"no statistics: {reason}") from None
+
     def turn(self, wait: bool = True) -> None:
         """One round of the loop: receive, plan, run, update, deliver. The engine thread's own.
 
@@ -158,13 +183,15 @@ class Engine:
         with suppress(Empty):
             self._handle(self._inbox.get(timeout=most_s))
 
-    def _handle(self, message: Request | _Abort | _Wake) -> None:
+    def _handle(self, message: _Message) -> None:
         if isinstance(message, Request):
             self._scheduler.add(message)
         elif isinstance(message, _Abort):
             delivery = self._scheduler.abort(message.request_id, message.reason)
             if delivery is not None:
                 self._deliver([delivery])
+        elif isinstance(message, _Ask):
+            message.reply.put(snapshot(self._scheduler, self._history, self._clock()))
 
     def _step(self) -> None:
         plan = self._scheduler.plan()
@@ -194,24 +221,25 @@ class Engine:
 
     def _report(self, num_tokens: int, step_s: float) -> None:
         scheduler, pool, tally = self._scheduler, self._scheduler.pool, self._scheduler.take_tally()
-        self._on_step(
-            StepStats(
-                num_running=scheduler.num_running,
-                num_waiting=scheduler.num_waiting,
-                blocks_total=pool.num_blocks,
-                blocks_used=pool.num_held,
-                blocks_cached=pool.num_cached,
-                blocks_free=pool.num_free - pool.num_cached,
-                num_tokens=num_tokens,
-                num_prompt_tokens=tally.num_prompt_tokens,
-                num_generated=tally.num_generated,
-                prefix_queries=tally.prefix_queries,
-                prefix_hits=tally.prefix_hits,
-                num_preemptions=tally.preemptions.total(),
-                step_s=step_s,
-                preemptions=tally.preemptions,
-            )
+        stats = StepStats(
+            num_running=scheduler.num_running,
+            num_waiting=scheduler.num_waiting,
+            blocks_total=pool.num_blocks,
+            blocks_used=pool.num_held,
+            blocks_cached=pool.num_cached,
+            blocks_free=pool.num_free - pool.num_cached,
+            num_tokens=num_tokens,
+            num_prompt_tokens=tally.num_prompt_tokens,
+            num_generated=tally.num_generated,
+            prefix_queries=tally.prefix_queries,
+            prefix_hits=tally.prefix_hits,
+            num_preemptions=tally.preemptions.total(),
+            step_s=step_s,
+            preemptions=tally.preemptions,
         )
+        if num_tokens:
+            self._history.add(stats, self._clock())
+        self._on_step(stats)
 
     def _end_all(self) -> None:
         """Nothing that was accepted is left without an answer."""

@@ -29,7 +29,7 @@ def kv_block_bytes(model: Decoder) -> int:
 class Runner:
     """Runs plans on one device. The KV cache, `num_blocks` blocks a layer, is claimed here and never grows.
 
-    `kv_caches` has one a layer: [num_blocks, 2 (K, V), num_kv_heads, BLOCK_SIZE, head_dim], the model's dtype.
+    `kv_caches`, one a layer: [num_blocks, 2 (K, V), num_kv_heads, BLOCK_SIZE, head_dim], the model's dtype.
     """
 
     def __init__(self, model: Decoder, num_blocks: int) -> None:

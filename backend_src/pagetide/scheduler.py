@@ -90,6 +90,16 @@ class Scheduler:
         return self._roster.running.values()
 
     @property
+    def caution(self) -> float:
+        """How far admission distrusts its estimate of lengths, 0 to 1."""
+        return self._policy.estimate.caution
+
+    @property
+    def token_s(self) -> float | None:
+        """What one more prompt token takes in a step, once it was measured."""
+        return self._budget.token_s
+
+    @property
     def planned(self) -> Mapping[int, Sequence]:
         """The sequences of the newest plan by id, some of which may have ended since."""
         return self._draft.sequences
@@ -149,7 +159,7 @@ class Scheduler:
         for sequence in prompts:
             self._advance(sequence)
         self._admit()
-        self.tier.start_moves(self._wanted, lambda: self._policy.spare(self.running), self._budget.token_s)
+        self.tier.start_moves(self._wanted, lambda: self._policy.spare(self.running), self.token_s)
         self._policy.estimate.stepped(preempted=Reason.BLOCKS in draft.preempted)
         return draft.plan if draft.plan.num_tokens else None
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import threading
 import time
 from array import array
@@ -13,6 +14,7 @@ from pagetide.engine import Engine, UnavailableError
 from pagetide.limits import AdmissionError, Limits
 from pagetide.request import FinishReason, Output, Request, SamplingParams
 from pagetide.scheduler import Scheduler
+from pagetide.statistics import Statistics
 from pagetide.stats import StepStats
 from pagetide.step import StepPlan, StepResult
 
@@ -50,7 +52,7 @@ class Harness:
         self.outputs: dict[int, SimpleQueue[Output]] = {}
         self.engine.start()
 
-    def submit(self, request_id: int, prompt: list[int], max_tokens: int = 8) -> Request:
+    def submit(self, request_id: int, prompt: list[int], max_tokens: int = 8, tenant: str = "") -> Request:
         self.outputs[request_id] = SimpleQueue()
         request = Request(
             id=request_id,
@@ -59,6 +61,7 @@ class Harness:
             sink=self.outputs[request_id].put,
             arrival_s=time.monotonic(),
             eos_token_ids=frozenset({EOS}),
+            tenant=tenant,
         )
         self.engine.submit(request)
         return request
@@ -178,3 +181,37 @@ def test_each_step_is_reported_and_the_last_leaves_no_block_in_use() -> None:
     assert sum(s.num_prompt_tokens for s in h.steps) == 40
     assert h.steps[-1].blocks_used == 0
     assert all(s.blocks_used + s.blocks_cached + s.blocks_free == NUM_BLOCKS for s in h.steps)
+
+
+def test_statistics_show_queues_by_tenant_the_last_steps_and_every_block() -> None:
+    h = Harness()
+    for request_id, tenant in enumerate(["amber", "amber", "blue"]):
+        h.submit(request_id, [request_id] * 30, max_tokens=40, tenant=tenant)
+    h.runner.gate.release(1)
+    for _ in range(2):
+        assert h.runner.started.acquire(timeout=WAIT_S)
+    asking: SimpleQueue[Statistics] = SimpleQueue()
+    thread = threading.Thread(target=lambda: asking.put(h.engine.statistics()))
+    thread.start()
+    while h.engine._inbox.empty():
+        time.sleep(0.001)
+    h.runner.open()
+    statistics = asking.get(timeout=WAIT_S)
+    thread.join()
+    assert {t.name: t.num_waiting + t.num_running for t in statistics.tenants} == {"amber": 2, "blue": 1}
+    assert sum(tenant.share for tenant in statistics.tenants) == pytest.approx(1.0)
+    assert sum(step.num_tokens for step in statistics.last_steps) >= 32
+    assert sum(count for _, count in statistics.block_map) == NUM_BLOCKS
+    assert sum(statistics.blocks.values()) == NUM_BLOCKS
+    assert json.loads(statistics.to_json())["prefix_queries"] == statistics.prefix_queries
+    assert h.engine.drain(WAIT_S)
+
+
+def test_statistics_of_an_engine_that_hangs_say_so() -> None:
+    h = Harness()
+    h.submit(1, [1] * 20)
+    assert h.runner.started.acquire(timeout=WAIT_S)
+    with pytest.raises(UnavailableError, match=r"no statistics: no step ended in 0\.05 s"):
+        h.engine.statistics(timeout_s=0.05)
+    h.runner.open()
+    assert h.engine.drain(WAIT_S)
