@@ -44,7 +44,10 @@ def attention(num_sequences: int, num_queries: int, kv_len: int) -> tuple[float,
     starts = (torch.arange(num_sequences + 1) * num_queries).to(torch.int32)
     lens = torch.full((num_sequences,), kv_len, dtype=torch.int32)
     query = torch.randn(num_sequences * num_queries, HEADS, HEAD_SIZE).to(DTYPE)
-    caches = [torch.randn(table.numel(), 2, KV_HEADS, 16, HEAD_SIZE).to(DTYPE) for _ in range(LAYERS)]
+    caches = [
+        ops.empty((table.numel(), 2, KV_HEADS, 16, HEAD_SIZE), DTYPE, torch.device("cpu")).normal_()
+        for _ in range(LAYERS)
+    ]
     out = torch.empty_like(query)
 
     def layer(i: int) -> Tensor:
