@@ -75,6 +75,10 @@ class PackedLinear:
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return ops.linear(x, self.packed, self.bias)
 
+    def rows(self, ids: torch.Tensor) -> torch.Tensor:
+        """Rows [S, in] of the weight: an embedding that a head shares."""
+        return self.packed.rows(ids)
+
 
 LinearFactory = Callable[[torch.Tensor, "torch.Tensor | None"], Layer]
 """Makes a linear of `weight` [out, in] and `bias` [out] or None; it owns both from then on."""
@@ -188,14 +192,24 @@ class GatedMLP:
 
 
 @dataclass(frozen=True, slots=True)
-class Embedding:
-    """Rows of `weight` [V, hidden], times `scale` rounded to the weights' dtype."""
+class Table:
+    """Rows of `weight` [V, hidden] as they lie in memory."""
 
     weight: torch.Tensor
+
+    def __call__(self, ids: torch.Tensor) -> torch.Tensor:
+        return F.embedding(ids, self.weight)
+
+
+@dataclass(frozen=True, slots=True)
+class Embedding:
+    """Rows [T, hidden] of the weight that `rows` looks up, times `scale` rounded to their dtype."""
+
+    rows: Layer
     scale: float = 1.0
 
     def __call__(self, token_ids: torch.Tensor) -> torch.Tensor:
-        rows = F.embedding(token_ids, self.weight)
+        rows = self.rows(token_ids)
         return rows if self.scale == 1.0 else rows.mul_(torch.tensor(self.scale, dtype=rows.dtype))
 
 

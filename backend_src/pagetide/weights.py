@@ -25,8 +25,10 @@ from pagetide.layers import (
     HeadNorm,
     Layer,
     LinearFactory,
+    PackedLinear,
     RMSNorm,
     Rotary,
+    Table,
     identity,
     linear_for,
 )
@@ -150,20 +152,21 @@ class _Loader:
 
     def decoder(self) -> Decoder:
         family = self._family
-        embedding = self._table("model.embed_tokens.weight")
+        table = self._table("model.embed_tokens.weight")
         layers = tuple(self._layer(i) for i in range(family.num_layers))
-        head = embedding if family.tied_head else self._table("lm_head.weight")
+        head = self._make_linear(table if family.tied_head else self._table("lm_head.weight"), None)
+        rows = head.rows if family.tied_head and isinstance(head, PackedLinear) else Table(table)
         return Decoder(
             config=family,
             content_id=b"",
             dtype=self._dtype,
             device=self._device,
-            embedding=Embedding(embedding, family.embedding_scale),
+            embedding=Embedding(rows, family.embedding_scale),
             rotaries=tuple(Rotary(rope, self._device) for rope in family.ropes),
             layers=layers,
             stack=stack_for(layers, family, self._dtype, self._device),
             norm=self._norm("model.norm"),
-            head=Head(self._make_linear(head, None), family.logit_soft_cap),
+            head=Head(head, family.logit_soft_cap),
         )
 
     def _table(self, name: str) -> torch.Tensor:

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from tiny_checkpoints import VOCAB_SIZE, make_checkpoint
 
 from pagetide import tokenizer, weights
-from pagetide.layers import Linear
+from pagetide.layers import Linear, PackedLinear
 from pagetide.model import Decoder
 from pagetide.weights import WeightsError
 
@@ -221,3 +221,9 @@ def test_partial_sums_of_two_shards_add_up_to_the_whole(biased: Path) -> None:
     x = torch.randn(5, 64, generator=torch.Generator().manual_seed(0))
     got = sum(shard.layers[0].ffn(x) for shard in shards)
     assert relative_error(torch.as_tensor(got), whole.layers[0].ffn(x)) < 1e-5
+
+
+def test_a_tied_head_and_its_embedding_hold_one_weight(tmp_path: Path) -> None:
+    loaded = weights.load(make_checkpoint(tmp_path, tie_word_embeddings=True), device=CPU)
+    assert isinstance(loaded.head.linear, PackedLinear)
+    assert loaded.embedding.rows == loaded.head.linear.rows
