@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from simulation.simulation import Clock
@@ -17,6 +17,7 @@ from pagetide.engine import Engine
 from pagetide.limits import Limits
 from pagetide.request import Output, Request, SamplingParams
 from pagetide.scheduler import Scheduler
+from pagetide.stats import StepStats
 from pagetide.step import StepPlan, StepResult
 from pagetide.tenant_policy import TenantPolicies
 
@@ -73,13 +74,23 @@ class TimedRunner:
         return StepResult([1] * len(plan.sampled.rows), [None] * len(plan.sampled.rows))
 
 
+OnStep = Callable[[float, StepStats, Scheduler], None]
+"""Told of each step: the simulated time at its end, what it did, and the scheduler."""
+
+
 def serve(
-    clients: Sequence[Client], limits: Limits, num_blocks: int, policies: TenantPolicies | None = None
+    clients: Sequence[Client],
+    limits: Limits,
+    num_blocks: int,
+    policies: TenantPolicies | None = None,
+    on_step: OnStep = lambda now_s, stats, scheduler: None,
 ) -> Scheduler:
     """Run until all clients have everything."""
     clock = Clock()
     scheduler = Scheduler(BlockPool(num_blocks), limits, lambda scope: chain_root(scope), clock, policies)
-    engine = Engine(scheduler, TimedRunner(clock), len(clients), on_step=lambda stats: None, clock=clock)
+    engine = Engine(
+        scheduler, TimedRunner(clock), len(clients), lambda stats: on_step(clock(), stats, scheduler), clock
+    )
     coming = sorted(clients, key=lambda client: client.arrival_s, reverse=True)
     while coming or not scheduler.is_idle:
         while coming and coming[-1].arrival_s <= clock.now_s:

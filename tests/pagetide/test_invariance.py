@@ -1,0 +1,141 @@
+"""A request's tokens depend on the request alone, on the real engine with the default model.
+
+Whatever else runs, however its prompt is chunked, hit or miss, preempted or not, whoever leaves beside it:
+token for token the same as alone, and in float32 the same log-probabilities.
+"""
+
+from __future__ import annotations
+
+import random
+from array import array
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from pagetide.build import Built, build
+from pagetide.config import Settings
+from pagetide.request import Output, Request, SamplingParams
+from pagetide.stats import Reason, StepStats
+
+NUM_REQUESTS = 100
+NUM_OUTPUT = 8
+BLOCK_BYTES = {"float32": 2 * 3 * 16 * 64 * 4 * 30, "bfloat16": 2 * 3 * 16 * 64 * 2 * 30}
+VOCAB_SIZE = 49_152
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+
+
+@dataclass(slots=True)
+class Answer:
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    ended: bool = False
+
+    def take(self, output: Output) -> None:
+        assert output.error is None, output.error
+        self.tokens += output.token_ids
+        self.logprobs += [each.logprob for each in output.logprobs]
+        self.ended = output.finish_reason is not None
+
+
+def prompts() -> list[list[int]]:
+    """A third of them share a long prefix, with ends of their own."""
+    rng = random.Random(5)
+    shared = [rng.randrange(VOCAB_SIZE) for _ in range(64)]
+    return [
+        shared[: rng.choice((0, 0, 33, 64))] + [rng.randrange(VOCAB_SIZE) for _ in range(rng.randint(1, 60))]
+        for _ in range(NUM_REQUESTS)
+    ]
+
+
+def params(index: int) -> SamplingParams:
+    temperature = 0.8 if index % 4 == 0 else 0.0
+    return SamplingParams(NUM_OUTPUT, temperature=temperature, seed=index, ignore_eos=True, logprobs=0)
+
+
+def load(
+    path: Path,
+    dtype: str,
+    on_step: Callable[[StepStats], None] = lambda stats: None,
+    num_blocks: int = 1500,
+    **settings: int | bool,
+) -> Built:
+    values = {
+        "model": str(path),
+        "device": "cpu",
+        "dtype": dtype,
+        "kv_cache_bytes": num_blocks * BLOCK_BYTES[dtype],
+    }
+    return build(Settings.from_mapping(values | settings), path.parent, on_step)
+
+
+def run(
+    built: Built, asked: Sequence[tuple[int, list[int]]], leaving: frozenset[int] = frozenset()
+) -> list[Answer]:
+    """All at once, in this thread; those `leaving` are cancelled after a few turns, one after the other."""
+    answers = [Answer() for _ in asked]
+    for at, (index, prompt) in enumerate(asked):
+        request = Request(at, array("i", prompt), params(index), answers[at].take, 0.0)
+        built.engine.submit(request)
+    going, turn = sorted(leaving), 0
+    while not all(answer.ended for answer in answers):
+        turn += 1
+        if turn % 3 == 0 and going:
+            built.engine.abort(going.pop())
+        built.engine.turn(wait=False)
+    return answers
+
+
+@pytest.fixture(scope="module", params=["float32", "bfloat16"])
+def dtype(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def alone(smollm2_path: Path, dtype: str) -> list[Answer]:
+    built = load(smollm2_path, dtype, prefix_cache=False)
+    return [run(built, [(index, prompt)])[0] for index, prompt in enumerate(prompts())]
+
+
+def assert_same(answers: Sequence[Answer], expected: Sequence[Answer], dtype: str) -> None:
+    different = [i for i, (a, b) in enumerate(zip(answers, expected, strict=True)) if a.tokens != b.tokens]
+    assert not different, f"{len(different)} of {len(expected)} requests differ, first {different[0]}"
+    if dtype == "float32":
+        for answer, reference in zip(answers, expected, strict=True):
+            assert answer.logprobs == pytest.approx(reference.logprobs, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"max_running": 8, "prefix_cache": False},
+        {"max_running": 44, "prefix_cache": False},
+        {"max_step_tokens": 16, "max_running": 8},
+        {"max_step_tokens": 64, "max_running": 8},
+        {"max_step_tokens": 512, "max_running": 8},
+        {"num_blocks": 40, "max_running": 44},
+    ],
+    ids=lambda settings: ", ".join(f"{name} {value}" for name, value in settings.items()),
+)
+def test_batches_chunks_hits_and_preemptions_change_no_token(
+    smollm2_path: Path, dtype: str, alone: list[Answer], settings: dict[str, int]
+) -> None:
+    """The second run is warm: its prompts hit what the first one left."""
+    preemptions: Counter[Reason] = Counter()
+    built = load(smollm2_path, dtype, lambda stats: preemptions.update(stats.preemptions), **settings)
+    for _ in range(2):
+        assert_same(run(built, list(enumerate(prompts()))), alone, dtype)
+    assert preemptions or "num_blocks" not in settings
+
+
+def test_cancelled_neighbours_change_no_token(smollm2_path: Path, dtype: str, alone: list[Answer]) -> None:
+    built = load(smollm2_path, dtype, max_running=16)
+    leaving = frozenset(range(0, NUM_REQUESTS, 5))
+    answers = run(built, list(enumerate(prompts())), leaving)
+    for index in leaving:
+        assert answers[index].tokens == alone[index].tokens[: len(answers[index].tokens)]
+    staying = [index for index in range(NUM_REQUESTS) if index not in leaving]
+    assert_same([answers[i] for i in staying], [alone[i] for i in staying], dtype)
