@@ -51,11 +51,7 @@ def serve(
 ) -> None:
     """Serve the models of a repository on a real tritonserver until Ctrl-C."""
     console = Console()
-    if host not in _LOOPBACK:
-        console.complain(
-            f"listening on {host}: the bundled tritonserver has published CVEs and no passwords; "
-            "use the container of docker-compose.yml where others can reach it"
-        )
+    _warn_beyond_loopback(host, console)
 
     def make_server() -> Server:
         return Server(
@@ -76,6 +72,14 @@ def serve(
         console.complain(str(error))
         code = 1
     raise typer.Exit(code)
+
+
+def _warn_beyond_loopback(host: str, console: Console) -> None:
+    if host not in _LOOPBACK:
+        console.complain(
+            f"listening on {host}: the bundled tritonserver has published CVEs and no passwords; "
+            "use the container of docker-compose.yml where others can reach it"
+        )
 
 
 def add(

@@ -25,7 +25,9 @@ Model = Annotated[
 ]
 Version = Annotated[str, typer.Option(help="The model's version; the newest if left out.")]
 MaxTokens = Annotated[int, typer.Option(help="Most tokens to generate.")]
-Temperature = Annotated[float | None, typer.Option(help="0 is greedy.")]
+Temperature = Annotated[
+    float | None, typer.Option(help="0 is greedy: the default unless another sampling option is given.")
+]
 TopP = Annotated[float | None, typer.Option(help="Keep the likeliest tokens that add up to this.")]
 TopK = Annotated[int | None, typer.Option(help="Keep this many of the likeliest tokens.")]
 MinP = Annotated[float | None, typer.Option(help="Drop tokens less likely than this share of the likeliest.")]
@@ -42,5 +44,10 @@ def connect(url: str, model: str | None = None, timeout_s: float | None = None) 
 
 
 def sampling(**given: object) -> Sampling:
-    """The parameters that were given; the server has defaults for the others."""
+    """The parameters that were given; the server has defaults for the others.
+
+    Without any that shapes a random draw the output is greedy: a terminal wants the likeliest text.
+    """
+    if all(given[name] is None for name in ("temperature", "top_p", "top_k", "min_p", "seed")):
+        given["temperature"] = 0.0
     return {name: value for name, value in given.items() if value is not None}  # type: ignore[return-value]
