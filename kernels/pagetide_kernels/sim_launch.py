@@ -95,7 +95,13 @@ class Simulator:
 
     def _entry(self, kernel: Kernel) -> Callable[..., bytes | None]:
         if kernel not in self._entries:
-            entry = getattr(ctypes.CDLL(str(library(kernel, self._sources))), f"{kernel.entry}_launch")
+            built = ctypes.CDLL(str(library(kernel, self._sources)))
+            arity = getattr(built, f"{kernel.entry}_arity")()
+            if arity != len(kernel.kinds):
+                raise SimulationError(
+                    f"{kernel.label} takes {arity} arguments, its table {len(kernel.kinds)}"
+                )
+            entry = getattr(built, f"{kernel.entry}_launch")
             entry.restype = ctypes.c_char_p
             self._entries[kernel] = entry
         return self._entries[kernel]

@@ -16,6 +16,8 @@ constexpr int kWarps = kTileBytes > 4096 ? 2 : 4;  // keeps the rings of one blo
 constexpr bool kParkQuery = kHeadDim > 128;
 constexpr int kStages = kParkQuery ? 2 : 3;
 constexpr int kThreads = kWarps * kWarpSize;
+// Blocks of threads that should fit a multiprocessor: bounds the registers (docs/kernels.md, "Occupancy").
+constexpr int kResident = kHeadDim <= 64 ? 4 : kHeadDim <= 96 || (kFp8 && kHeadDim <= 128) ? 3 : 2;
 constexpr int kMergeStride = kHeadDim + 8;  // eight rows of a column fall into different banks
 constexpr int kMinRunBlocks = 32;
 constexpr int kMaxRuns = 64;  // of a sequence: bounds the memory that runs leave their outputs in
@@ -198,8 +200,7 @@ DEVICE MergedPair merge_warps(const WarpOutputs& outputs, int row, int dim) {
   return merged;
 }
 
-// Whether this block of threads is the last of `count` to come here. What the others wrote before is
-// visible after.
+// Whether this block of threads is the last of `count` here. What the others wrote before is visible after.
 DEVICE bool is_last_of(int* arrivals, int count, bool& shared_answer) {
   __syncthreads();
   if (threadIdx.x == 0) {
@@ -273,10 +274,10 @@ DEVICE void work(const Attention& op, const Scratch& scratch, const Unit& unit, 
 }
 
 // Grid: as many blocks of threads as the GPU holds at once, or fewer; each takes an equal share of the
-// units. `partials` has room for the runs of the batch (attention_plan.py), `arrivals` is zero before and
-// after.
-KERNEL __launch_bounds__(kThreads) paged_attention_decode(ATTENTION_PARAMETERS, float* partials,
-                                                          int* arrivals, int row_tiles, int partial_rows) {
+// units. `partials` has room for the batch's runs (attention_plan.py), `arrivals` is zero before and after.
+KERNEL __launch_bounds__(kThreads, kResident)
+    paged_attention_decode(ATTENTION_PARAMETERS, float* partials, int* arrivals, int row_tiles,
+                           int partial_rows) {
   DYNAMIC_SHARED(DecodeShared, shared);
   Attention op{ATTENTION_ARGUMENTS};
   auto num_runs = [&](int i) { return Runs(op, Sequence(op, i)).num_runs; };

@@ -19,7 +19,7 @@ KERNEL __launch_bounds__(kThreads)
                   const int* __restrict__ seen_tokens, const int* __restrict__ output_counts,
                   const float* __restrict__ repetition, const float* __restrict__ presence,
                   const float* __restrict__ frequency, const int* __restrict__ mask, int64_t logits_stride,
-                  int64_t mask_stride, int, int vocab_size, int, int) {
+                  int64_t mask_stride, int, int vocab_size) {
   int64_t row = blockIdx.x;
   logits += row * logits_stride;
   for (int i = row_starts[row] + static_cast<int>(threadIdx.x); i < row_starts[row + 1]; i += kThreads) {

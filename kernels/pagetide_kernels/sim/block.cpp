@@ -41,6 +41,15 @@ void shuffle(unsigned* values, unsigned count) {
   }
 }
 
+// What threads synchronise on, for the race detector. Each block has its own, or one block's barriers would
+// order its writes before the next block's reads; after two thousand blocks they come round again.
+char* Block::token(unsigned index) {
+  constexpr unsigned kTokens = 3 + 2 * kMaxThreads / kWarpSize;
+  constexpr unsigned kBlocks = 2048;
+  static uint64_t space[kTokens * kBlocks];
+  return reinterpret_cast<char*>(&space[ordinal % kBlocks * kTokens + index]);
+}
+
 void Block::prepare(const LaunchShape& shape, void (*kernel_call)(void**), void** kernel_args) {
   dim = shape.block;
   grid = shape.grid;
@@ -55,6 +64,7 @@ void Block::prepare(const LaunchShape& shape, void (*kernel_call)(void**), void*
 void Block::start(const LaunchShape& shape) {
   num_live = num_threads;
   num_at_barrier = 0;
+  ordinal++;
   shuffle(warp_order, num_warps);
   for (unsigned i = 0; i < num_threads; i++) {
     Thread& thread = threads[i];
@@ -70,11 +80,11 @@ void Block::start(const LaunchShape& shape) {
 }
 
 void* Block::find_shared(const void* key, size_t bytes) {
-  happens_after(&shared_token);
+  happens_after(shared_token());
   for (unsigned i = 1; i < kMaxSharedPieces; i++) {
     if (!shared[i].data) {
       shared[i] = allocate(key, bytes);
-      happens_before(&shared_token);
+      happens_before(shared_token());
     }
     if (shared[i].key == key) return shared[i].data;
   }

@@ -43,7 +43,8 @@ struct Block {
   unsigned warp_order[kMaxThreads / kWarpSize];
   unsigned num_threads = 0, num_warps = 0, num_live = 0, num_at_barrier = 0;
   unsigned barrier_generation = 0;
-  char barrier_token[2], shared_token, exit_token;
+  unsigned ordinal = 0;  // of the block, among all that ever ran
+  char exit_token;
   Thread* current = nullptr;
   Dim3 index, dim, grid;
   void (*call)(void**) = nullptr;
@@ -52,12 +53,19 @@ struct Block {
   void* retired = nullptr;  // a list through the first bytes of each: shared memory of blocks that are done
   uint64_t random_state = 0;
 
+  char* barrier_token() { return token(barrier_generation % 2); }
+  char* shared_token() { return token(2); }
+  char* warp_token(unsigned warp) { return token(3 + 2 * warp + warps[warp].generation % 2); }
+
   void prepare(const LaunchShape& shape, void (*call)(void**), void** args);
   void start(const LaunchShape& shape);
   void* find_shared(const void* key, size_t bytes);
   bool guards_intact() const;
   void retire_shared();
   void free_retired();
+
+ private:
+  char* token(unsigned index);
 };
 
 extern Block block;

@@ -49,6 +49,11 @@ void unpack(void (*)(Args...), void** args) {
   call_with(kernel, args, std::index_sequence_for<Args...>());
 }
 
+template <class... Args>
+constexpr int arity(void (*)(Args...)) {
+  return sizeof...(Args);
+}
+
 template <auto kernel>
 void trampoline(void** args) {
   unpack<kernel>(kernel, args);
@@ -56,9 +61,11 @@ void trampoline(void** args) {
 
 }  // namespace sim
 
-// Exports `kernel` under its own name with `_launch` behind it, for Python and for replay.cpp.
+// Exports `kernel` under its own name with `_launch` behind it, for Python and for replay.h, and the number
+// of its arguments with `_arity`.
 #define SIM_EXPORT(kernel)                                                       \
   extern "C" __attribute__((visibility("default"))) const char* kernel##_launch( \
       const sim::LaunchShape* shape, void** args) {                              \
     return sim::launch(*shape, sim::trampoline<kernel>, args);                   \
-  }
+  }                                                                              \
+  extern "C" __attribute__((visibility("default"))) int kernel##_arity() { return sim::arity(kernel); }

@@ -132,7 +132,7 @@ void fail(const Where& where, const char* format, ...) {
 void sync_block(const Where& where) {
   Thread& thread = *block.current;
   thread.where = where;
-  char* token = &block.barrier_token[block.barrier_generation % 2];
+  char* token = block.barrier_token();
   happens_before(token);
   thread.state = State::kAtBarrier;
   if (++block.num_at_barrier == block.num_live) release_barrier();
@@ -165,8 +165,8 @@ void warp_collective(Combine combine, const void* in, unsigned in_words, void* o
 }
 
 void sync_warp(const Where& where) {
-  Warp& warp = block.warps[block.current->index / kWarpSize];
-  char* token = &warp.sync_token[warp.generation % 2];
+  // By the parity of its generation: a lane that runs ahead must not pass on later writes.
+  char* token = block.warp_token(block.current->index / kWarpSize);
   happens_before(token);
   warp_collective([](Warp&) {}, nullptr, 0, nullptr, 0, where);
   happens_after(token);

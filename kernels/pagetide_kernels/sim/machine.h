@@ -34,7 +34,6 @@ struct Warp {
   uint32_t arrived = 0;  // one bit a lane
   Where where{};         // of the collective in progress
   unsigned generation = 0;
-  char sync_token[2];  // by the parity of `generation`: a lane that runs ahead must not pass on later writes
 };
 
 // Fills `warp.out` from `warp.in`; runs once, in the last lane to arrive.

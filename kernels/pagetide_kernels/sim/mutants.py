@@ -35,7 +35,7 @@ _ORDERING = re.compile(r"__syncthreads\(\);|__syncwarp\(\);|__threadfence\(\);")
 
 @dataclass(frozen=True)
 class Mutant:
-    """One change to one source file: `old` becomes `new` at its `occurrence`. Run with heads of `head_dim`."""
+    """One change to one file: `old` becomes `new` at its `occurrence`. Run with heads of `head_dim`."""
 
     name: str
     file: str

@@ -1,0 +1,31 @@
+"""Kernels broken on purpose must be noticed; all of them: `python -m pagetide_kernels.sim.mutants`."""
+
+from __future__ import annotations
+
+import pytest
+
+from pagetide_kernels.sim.mutants import all_mutants, how_caught
+
+MUTANTS = all_mutants()
+QUICK = [
+    "wrong-ring-stage",
+    "mask-off-by-one",
+    "table-over-read",
+    "attention_prefill.cu-without-syncthreads-0",
+]
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_a_broken_kernel_is_caught(name):
+    assert how_caught(MUTANTS[name])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in MUTANTS if name not in QUICK])
+def test_every_broken_kernel_is_caught(name):
+    assert how_caught(MUTANTS[name])
+
+
+def test_every_barrier_and_fence_has_a_mutant():
+    """The list is read from the sources: a barrier added later is covered too."""
+    assert sum("without" in name for name in MUTANTS) >= 16
