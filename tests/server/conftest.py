@@ -8,11 +8,18 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from triton_world import MODEL, SMALL, Triton, copy_of_the_shipped_repository
+from triton_world import (
+    MODEL,
+    SMALL,
+    SMALL_BLOCKS,
+    SMOLLM2_BLOCK_BYTES,
+    Triton,
+    copy_of_the_shipped_repository,
+)
 
 from pagetide_server.launcher import Server
 
-LIMITED = {"max_model_len": 128, "kv_cache_bytes": "8MiB", "max_running": 4}
+LIMITED = {"kv_cache_bytes": f"{SMALL_BLOCKS * SMOLLM2_BLOCK_BYTES}", "max_running": 4}
 
 
 def add_small_model(repository: Path) -> None:

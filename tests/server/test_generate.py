@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tritonclient.grpc as grpcclient
-from triton_world import MODEL, SMALL, Triton
+from triton_world import MODEL, SMALL, SMALL_BLOCKS, Triton
 
 pytestmark = pytest.mark.server
 
@@ -108,11 +108,12 @@ def test_characters_of_many_tokens_come_whole(triton: Triton) -> None:
     assert all("\ufffd" not in delta for delta in deltas[:-1])
 
 
-def test_max_tokens_is_cut_to_the_models_length(triton: Triton) -> None:
+def test_max_tokens_is_cut_to_what_the_prompt_leaves(triton: Triton) -> None:
     asked = {"return_num_output_tokens": True, "return_num_input_tokens": True, "return_finish_reason": True}
     sampling = {"max_tokens": 500, "ignore_eos": True}
-    (response,) = triton.start("word " * 100, model=SMALL, stream=False, sampling=sampling, **asked).all()
-    assert response.outputs["num_input_tokens"] + response.outputs["num_output_tokens"] == 128
+    (response,) = triton.start("word " * 1420, model=SMALL, stream=False, sampling=sampling, **asked).all()
+    total = response.outputs["num_input_tokens"] + response.outputs["num_output_tokens"]
+    assert total == SMALL_BLOCKS * 16
     assert response.outputs["finish_reason"] == "length"
 
 
