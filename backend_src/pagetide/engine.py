@@ -103,6 +103,8 @@ class Engine:
         waiting = self._scheduler.num_waiting + self._inbox.qsize()
         if waiting >= self._max_waiting:
             raise UnavailableError(f"{waiting} requests wait already; max_waiting is {self._max_waiting}")
+        if self._scheduler.tenants.is_queue_full(request.tenant):
+            raise UnavailableError(f"tenant {request.tenant!r} has as many requests waiting as it may")
         self._inbox.put(request)
 
     def abort(self, request_id: int, reason: FinishReason = FinishReason.CANCELLED) -> None:

@@ -45,8 +45,7 @@ _MOVE_PAUSE_S = 0.001
 class Scheduler:
     """Owns the sequences and the block pool; lives on the engine thread.
 
-    `root` maps who may share a prefix to the hash that its first block chains to; None turns prefix hits
-    off.
+    `root` maps who may share a prefix to the hash that its first block chains to; None: no prefix hits.
     """
 
     def __init__(
@@ -210,7 +209,8 @@ class Scheduler:
 
     def _find_room(self, sequence: Sequence, end: int) -> bool:
         """Preempt, the cheapest first, until the sequence has room; it may be the cheapest itself."""
-        while self._tables.missing(sequence, end) > self._policy.room(sequence, self.running):
+        missing = self._tables.missing(sequence, end)
+        while missing > 0 and missing > self._policy.room(sequence, self.running):
             victim = self._policy.cheapest(self.running, self._draft.sequences, sequence)
             if victim is None:
                 return False

@@ -16,12 +16,14 @@ class TenantPolicy:
     """A tenant's share and limits.
 
     `weight` is its share of the machine next to the other active tenants' weights. At most `max_running`
-    of its requests run at once, and over time at most `tokens_per_s` tokens are computed for it; None is
-    no limit. Tenants that name the same `prefix_group` share prefix hits; without one they share none.
+    of its requests run at once and `max_waiting` wait, so that it can't fill the queue for others; over
+    time at most `tokens_per_s` tokens are computed for it. None is no limit. Tenants that name the same
+    `prefix_group` share prefix hits; without one they share none.
     """
 
     weight: float = 1.0
     max_running: int | None = None
+    max_waiting: int | None = None
     tokens_per_s: float | None = None
     prefix_group: str | None = None
 
@@ -58,8 +60,8 @@ def _policy(tenant: str, values: Any) -> TenantPolicy:
         if key not in known:
             raise SettingsError(f"unknown key {key!r} of tenant {tenant!r}; known: {', '.join(known)}")
     policy = TenantPolicy(**values)
-    for key in ("weight", "tokens_per_s", "max_running"):
-        _positive(tenant, key, getattr(policy, key), whole=key == "max_running")
+    for key in ("weight", "tokens_per_s", "max_running", "max_waiting"):
+        _positive(tenant, key, getattr(policy, key), whole=key.startswith("max_"))
     if not isinstance(policy.prefix_group, (str, type(None))):
         raise SettingsError(
             f"prefix_group of tenant {tenant!r} is {policy.prefix_group!r}; it must be a string"

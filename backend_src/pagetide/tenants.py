@@ -105,6 +105,11 @@ class Tenants:
         del waiting[at]
         self.num_waiting -= 1
 
+    def is_queue_full(self, tenant: str) -> bool:
+        """Whether the tenant has as many requests waiting as it may. Any thread."""
+        most, account = self.policies[tenant].max_waiting, self._accounts.get(tenant)
+        return most is not None and account is not None and len(account.waiting) >= most
+
     def started(self, sequence: Sequence) -> None:
         """It waits no longer, it runs."""
         self.remove(sequence)

@@ -17,6 +17,7 @@ from pagetide.scheduler import Scheduler
 from pagetide.statistics import Statistics
 from pagetide.stats import StepStats
 from pagetide.step import StepPlan, StepResult
+from pagetide.tenant_policy import TenantPolicies, TenantPolicy
 
 NUM_BLOCKS = 64
 WAIT_S = 20.0
@@ -44,9 +45,9 @@ class GatedRunner(PureRunner):
 
 
 class Harness:
-    def __init__(self, max_waiting: int = 100) -> None:
+    def __init__(self, max_waiting: int = 100, policies: TenantPolicies | None = None) -> None:
         self.runner = GatedRunner()
-        scheduler = Scheduler(BlockPool(NUM_BLOCKS), Limits(32, 8, 512), lambda salt: chain_root(salt))
+        scheduler = Scheduler(BlockPool(NUM_BLOCKS), Limits(32, 8, 512), chain_root, policies=policies)
         self.steps: list[StepStats] = []
         self.engine = Engine(scheduler, self.runner, max_waiting, self.steps.append)
         self.outputs: dict[int, SimpleQueue[Output]] = {}
@@ -147,6 +148,20 @@ def test_a_full_queue_refuses_with_its_limit() -> None:
     h.submit(3, [1])
     with pytest.raises(UnavailableError, match="2 requests wait already; max_waiting is 2"):
         h.submit(4, [1])
+    h.runner.open()
+    assert h.engine.drain(WAIT_S)
+
+
+def test_a_tenant_that_fills_its_own_queue_leaves_room_for_others() -> None:
+    h = Harness(policies=TenantPolicies({"loud": TenantPolicy(max_waiting=1)}))
+    h.submit(1, [1] * 400, max_tokens=1, tenant="loud")
+    assert h.runner.started.acquire(timeout=WAIT_S)
+    h.submit(2, [1], tenant="loud")
+    h.runner.gate.release()
+    assert h.runner.started.acquire(timeout=WAIT_S)
+    with pytest.raises(UnavailableError, match="tenant 'loud' has as many requests waiting as it may"):
+        h.submit(3, [1], tenant="loud")
+    h.submit(4, [1], tenant="quiet")
     h.runner.open()
     assert h.engine.drain(WAIT_S)
 

@@ -6,9 +6,9 @@ token for token the same as alone, and in float32 the same log-probabilities.
 
 from __future__ import annotations
 
+import itertools
 import random
 from array import array
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +18,6 @@ import pytest
 from pagetide.build import Built, build
 from pagetide.config import Settings
 from pagetide.request import Output, Request, SamplingParams
-from pagetide.stats import Reason, StepStats
 
 NUM_REQUESTS = 100
 NUM_OUTPUT = 8
@@ -59,7 +58,6 @@ def params(index: int) -> SamplingParams:
 def load(
     path: Path,
     dtype: str,
-    on_step: Callable[[StepStats], None] = lambda stats: None,
     num_blocks: int = 1500,
     **settings: int | bool,
 ) -> Built:
@@ -69,22 +67,22 @@ def load(
         "dtype": dtype,
         "kv_cache_bytes": num_blocks * BLOCK_BYTES[dtype],
     }
-    return build(Settings.from_mapping(values | settings), path.parent, on_step)
+    return build(Settings.from_mapping(values | settings), path.parent, on_step=lambda stats: None)
 
 
 def run(
-    built: Built, asked: Sequence[tuple[int, list[int]]], leaving: frozenset[int] = frozenset()
+    built: Built,
+    asked: Sequence[tuple[int, list[int]]],
+    between: Callable[[int], object] = lambda turn: None,
 ) -> list[Answer]:
-    """All at once, in this thread; those `leaving` are cancelled after a few turns, one after the other."""
+    """All at once, in this thread; `between` is called before each turn of the loop with its number."""
     answers = [Answer() for _ in asked]
     for at, (index, prompt) in enumerate(asked):
         request = Request(at, array("i", prompt), params(index), answers[at].take, 0.0)
         built.engine.submit(request)
-    going, turn = sorted(leaving), 0
+    turns = itertools.count(1)
     while not all(answer.ended for answer in answers):
-        turn += 1
-        if turn % 3 == 0 and going:
-            built.engine.abort(going.pop())
+        between(next(turns))
         built.engine.turn(wait=False)
     return answers
 
@@ -116,7 +114,7 @@ def assert_same(answers: Sequence[Answer], expected: Sequence[Answer], dtype: st
         {"max_step_tokens": 16, "max_running": 8},
         {"max_step_tokens": 64, "max_running": 8},
         {"max_step_tokens": 512, "max_running": 8},
-        {"num_blocks": 40, "max_running": 44},
+        {"num_blocks": 60, "max_running": 44, "max_step_tokens": 64},
     ],
     ids=lambda settings: ", ".join(f"{name} {value}" for name, value in settings.items()),
 )
@@ -124,17 +122,41 @@ def test_batches_chunks_hits_and_preemptions_change_no_token(
     smollm2_path: Path, dtype: str, alone: list[Answer], settings: dict[str, int]
 ) -> None:
     """The second run is warm: its prompts hit what the first one left."""
-    preemptions: Counter[Reason] = Counter()
-    built = load(smollm2_path, dtype, lambda stats: preemptions.update(stats.preemptions), **settings)
+    built = load(smollm2_path, dtype, **settings)
     for _ in range(2):
         assert_same(run(built, list(enumerate(prompts()))), alone, dtype)
-    assert preemptions or "num_blocks" not in settings
+
+
+def test_forced_preemptions_change_no_token(smollm2_path: Path, dtype: str, alone: list[Answer]) -> None:
+    """Every third turn someone loses all blocks, in a pool too small for all of them to come back as hits."""
+    built = load(smollm2_path, dtype, num_blocks=60, max_running=16, max_step_tokens=128, max_preemptions=5)
+    preempted: list[int] = []
+    answers = run(
+        built, list(enumerate(prompts())), between=lambda turn: preempted.extend(preempt(built, turn))
+    )
+    assert_same(answers, alone, dtype)
+    assert len(preempted) > 20
+
+
+def preempt(built: Built, turn: int) -> list[int]:
+    scheduler = built.engine._scheduler
+    victims = [s for s in scheduler.running if not scheduler.tenants.is_protected(s)][:: max(1, turn % 4)]
+    if turn % 3 or not victims:
+        return []
+    scheduler._roster.preempt(victims[0])
+    return [victims[0].id]
 
 
 def test_cancelled_neighbours_change_no_token(smollm2_path: Path, dtype: str, alone: list[Answer]) -> None:
     built = load(smollm2_path, dtype, max_running=16)
-    leaving = frozenset(range(0, NUM_REQUESTS, 5))
-    answers = run(built, list(enumerate(prompts())), leaving)
+    leaving = range(0, NUM_REQUESTS, 5)
+    going = list(leaving)
+
+    def leave(turn: int) -> None:
+        if turn % 3 == 0 and going:
+            built.engine.abort(going.pop())
+
+    answers = run(built, list(enumerate(prompts())), between=leave)
     for index in leaving:
         assert answers[index].tokens == alone[index].tokens[: len(answers[index].tokens)]
     staying = [index for index in range(NUM_REQUESTS) if index not in leaving]
