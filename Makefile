@@ -16,7 +16,7 @@ endif
 CHECKER := $(if $(PYTHON_CHOSEN),$(PYTHON),$(firstword $(wildcard $(BIN)/python) $(PYTHON)))
 packages = $(shell cat $(1) | grep -c ==)
 
-.PHONY: serve test lint bench loadtest simulate setup setup-dev check clean
+.PHONY: serve test lint bench bench-kernels loadtest simulate setup setup-dev check clean
 
 serve: setup
 	@exec $(BIN)/pagetide serve $(ARGS)
@@ -38,6 +38,10 @@ lint: setup-dev
 
 bench: setup-dev
 	@exec $(BIN)/python -m benchmarks.serving $(ARGS)
+
+# Needs a GPU; ARGS=--quick measures a few sizes.
+bench-kernels: setup-dev
+	@exec $(BIN)/python -m pagetide_kernels.bench $(ARGS)
 
 # Two minutes of mixed clients against a running server; fails if one request fails (docs/loadtest.md).
 USERS ?= Completion Chat Cancels LongPrompts

@@ -174,6 +174,7 @@ class Attention:
             self.scale,
             self.window,
             self.soft_cap,
+            max_query_len=batch.max_query_len,
         )
         return self.out(attended.view(num_tokens, -1))
 

@@ -36,6 +36,7 @@ def paged_attention(
     window: int = 0,
     soft_cap: float = 0.0,
     out: Tensor | None = None,
+    max_query_len: int | None = None,
 ) -> Tensor:
     """Causal attention of B sequences' new tokens over their paged KV (PagedAttention, Kwon et al. 2023).
 
@@ -43,10 +44,11 @@ def paged_attention(
     the cache. Query j of q sits at position kv_lens[i] - q + j and sees the positions up to its own, the
     last `window` of them if window > 0. Decode and prefill sequences mix freely. Query head h reads KV
     head h // (Hq / Hkv). A result does not depend on the other sequences of the call, nor on how many
-    of its sequence's queries are in it.
+    of its sequence's queries are in it (on a GPU the last holds up to 16 queries, and to rounding beyond).
 
     Args:
-        query: [T, Hq, D], bfloat16 or float32, rows at any distance; D a multiple of 16.
+        query: [T, Hq, D], rows at any distance. CPU: bfloat16 or float32, D a multiple of 16; GPU: bfloat16
+            or float16, D one of `device_signatures.HEAD_DIMS`.
         kv_cache: [N, 2, Hkv, 16, D] of query's dtype: blocks of 16 tokens, keys then values.
         block_table: [B, M] int32; entry b holds the block of positions 16 b to 16 b + 15.
         query_starts: [B + 1] int32, rising, from 0 or more to T or less.
@@ -55,6 +57,7 @@ def paged_attention(
         window: positions a query sees, itself included; 0: all.
         soft_cap: scores become soft_cap * tanh(score / soft_cap); 0: they stay.
         out: where to write, like query; rows that no sequence owns stay as they are.
+        max_query_len: the most queries a sequence has, where the caller knows it; spares a GPU launches.
 
     Returns:
         `out`, [T, Hq, D].
@@ -68,7 +71,7 @@ def paged_attention(
     if _checked_by_us(backend):
         checks.paged_attention(kv_cache, block_table, query_starts, kv_lens, window)
     tensors = (out, query, kv_cache, block_table, query_starts, kv_lens)
-    backend.paged_attention(tensors, (scale, window, soft_cap))
+    backend.paged_attention(tensors, (scale, window, soft_cap), max_query_len)
     return out
 
 
@@ -76,7 +79,7 @@ def write_kv(key: Tensor, value: Tensor, kv_cache: Tensor, slots: Tensor) -> Non
     """Writes T tokens' keys and values to their places in the cache.
 
     Args:
-        key, value: [T, Hkv, D], bfloat16 or float32, rows at any distance.
+        key, value: [T, Hkv, D], rows at any distance; bfloat16, on a CPU float32, on a GPU float16 too.
         kv_cache: [N, 2, Hkv, 16, D] of their dtype, changed in place.
         slots: [T] int64, block id * 16 + offset in the block; negative: the token is not written.
 

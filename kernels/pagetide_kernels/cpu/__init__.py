@@ -33,8 +33,10 @@ SUFFIXES = {torch.bfloat16: "bf16", torch.float32: "f32"}
 _Function: TypeAlias = Callable[..., bytes | None]
 
 
-def paged_attention(tensors: Sequence[Tensor | None], scalars: Sequence[Number]) -> None:
-    """See `ops.paged_attention`; arguments in the order of the signature."""
+def paged_attention(
+    tensors: Sequence[Tensor | None], scalars: Sequence[Number], max_query_len: int | None = None
+) -> None:
+    """See `ops.paged_attention`; arguments in the order of the signature. Lengths are read where they are."""
     _call(PAGED_ATTENTION, tensors, scalars)
 
 
