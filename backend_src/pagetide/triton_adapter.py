@@ -18,12 +18,12 @@ import triton_python_backend_utils as pb_utils
 from pagetide.answer import Answer, ErrorCode, Failure, Reply
 from pagetide.chat_template import ChatTemplateError
 from pagetide.engine import UnavailableError
+from pagetide.limits import AdmissionError
 from pagetide.metric_series import CounterHandle, GaugeHandle, Labels
 from pagetide.metrics import Metrics
 from pagetide.parse import OPTIONS, Limits, ParsedRequest, fit, parse_request
 from pagetide.parse_values import InvalidArgumentError
 from pagetide.request import Request
-from pagetide.limits import AdmissionError
 from pagetide.senders import Senders, Stream
 from pagetide.tokenizer import Tokenizer
 from pagetide.version_settings import read_settings
