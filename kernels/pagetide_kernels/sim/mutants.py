@@ -120,7 +120,8 @@ def how_caught(mutant: Mutant) -> str | None:
 def _looks() -> Iterator[tuple[Sanitizer, int]]:
     for seed in range(1, 4):
         yield Sanitizer.NONE, seed
-    yield Sanitizer.THREAD, 1
+    for seed in range(1, 4):  # the order of blocks decides whose fence matters
+        yield Sanitizer.THREAD, seed
     yield Sanitizer.ADDRESS, 1
 
 
