@@ -128,7 +128,7 @@ def test_batches_chunks_hits_and_preemptions_change_no_token(
 
 
 def test_forced_preemptions_change_no_token(smollm2_path: Path, dtype: str, alone: list[Answer]) -> None:
-    """Every third turn someone loses all blocks, in a pool too small for all of them to come back as hits."""
+    """Every second turn someone loses all blocks, in a pool too small for all of them to come back as hits."""
     built = load(smollm2_path, dtype, num_blocks=60, max_running=16, max_step_tokens=128, max_preemptions=5)
     preempted: list[int] = []
     answers = run(
@@ -141,7 +141,7 @@ def test_forced_preemptions_change_no_token(smollm2_path: Path, dtype: str, alon
 def preempt(built: Built, turn: int) -> list[int]:
     scheduler = built.engine._scheduler
     victims = [s for s in scheduler.running if not scheduler.tenants.is_protected(s)][:: max(1, turn % 4)]
-    if turn % 3 or not victims:
+    if turn % 2 or not victims:
         return []
     scheduler._roster.preempt(victims[0])
     return [victims[0].id]
