@@ -10,6 +10,7 @@
 #include <limits>
 #include <vector>
 
+#include "decoder_checks.h"
 #include "linear_checks.h"
 #include "random.h"
 
@@ -193,6 +194,7 @@ int run_all(int isa, int rounds) {
     compared += run<bfloat16>(shape, paged_attention_bf16, write_kv_bf16);
     compared += run<float>(shape, paged_attention_f32, write_kv_f32);
     compared += check_linear();
+    compared += check_decoder();
   }
   return compared;
 }

@@ -1,0 +1,206 @@
+#include "decoder_checks.h"
+
+#include <algorithm>
+#include <cmath>
+#include <list>
+
+#include "decoder.h"
+#include "random.h"
+
+using pagetide::DecoderLayer;
+using pagetide::DecoderLinear;
+using pagetide::DecoderNorm;
+using pagetide::DecoderRotation;
+using pagetide::DecoderShape;
+using pagetide::DecoderStep;
+
+extern "C" {
+void* decoder_create(const DecoderShape* shape, const DecoderLayer* layers);
+void decoder_destroy(void* decoder);
+const char* decoder_run_bf16(void* decoder, const DecoderStep* step);
+const char* decoder_run_f32(void* decoder, const DecoderStep* step);
+}
+
+namespace {
+
+using Run = const char*(void*, const DecoderStep*);
+constexpr int kBlock = pagetide::kBlockTokens;
+constexpr int kMaxLen = 80;
+constexpr int kBlocksEach = kMaxLen / kBlock;
+
+template <class Element>
+class Model {
+ public:
+  Model() {
+    const int kv_heads = random_int(1, 3);
+    shape_ = {random_int(1, 3), 16 * random_int(1, 5),    16 * random_int(1, 5), kv_heads * random_int(1, 4),
+              kv_heads,         16 * random_int(1, 4)};
+    for (int i = 0; i < shape_.num_layers; ++i) layers_.push_back(random_layer());
+    handle_ = decoder_create(&shape_, layers_.data());
+  }
+
+  ~Model() { decoder_destroy(handle_); }
+
+  const DecoderShape& shape() const { return shape_; }
+  void* handle() const { return handle_; }
+
+ private:
+  DecoderNorm norm(int size) {
+    norms_.emplace_back();
+    fill(norms_.back(), static_cast<size_t>(size));
+    return {random_int(0, 2) > 0 ? norms_.back().data() : nullptr, 1e-5f};
+  }
+
+  const void* elements(int64_t size) {
+    weights_.emplace_back();
+    fill(weights_.back(), static_cast<size_t>(size));
+    return weights_.back().data();
+  }
+
+  DecoderLinear linear(int64_t outputs, int64_t inputs) {
+    const int64_t padded = (outputs + pagetide::kLanes - 1) / pagetide::kLanes * pagetide::kLanes;
+    const void* weight = elements(padded * inputs);
+    return {weight, random_int(0, 1) ? elements(outputs) : nullptr, static_cast<int32_t>(outputs),
+            static_cast<int32_t>(inputs)};
+  }
+
+  DecoderLayer random_layer() {
+    const int hidden = shape_.hidden_size, inner = shape_.intermediate_size;
+    DecoderLayer layer{};
+    for (DecoderNorm* each : {&layer.attn_in, &layer.attn_out, &layer.ffn_in, &layer.ffn_out}) {
+      *each = norm(hidden);
+    }
+    layer.qk_norm = norm(shape_.num_rotated() * shape_.head_size);
+    layer.qkv = linear(shape_.qkv_size(), hidden);
+    layer.out = linear(hidden, shape_.query_size());
+    layer.gate_up = linear(2 * int64_t{inner}, hidden);
+    layer.down = linear(hidden, inner);
+    layer.window = random_int(0, 1) * random_int(1, 40);
+    layer.scale = 0.2f;
+    layer.soft_cap = random_int(0, 1) ? 3.0f : 0.0f;
+    layer.activation = static_cast<pagetide::Activation>(random_int(0, 3));
+    return layer;
+  }
+
+  DecoderShape shape_;
+  std::vector<DecoderLayer> layers_;
+  std::list<std::vector<float>> norms_;
+  std::list<std::vector<Element>> weights_;
+  void* handle_;
+};
+
+template <class Element>
+struct Prompt {
+  std::vector<Element> hidden;  // [length][hidden_size]
+  int length;
+};
+
+// Sequences of their own cache, and what came out for each of their tokens.
+template <class Element>
+class World {
+ public:
+  World(const Model<Element>& model, const std::vector<Prompt<Element>>& prompts)
+      : model_(model), prompts_(prompts), lens_(prompts.size()), outputs_(prompts.size()) {
+    const DecoderShape& shape = model.shape();
+    block_size_ = int64_t{2} * shape.num_kv_heads * kBlock * shape.head_size;
+    const size_t size = prompts.size() * kBlocksEach * static_cast<size_t>(block_size_);
+    for (int i = 0; i < shape.num_layers; ++i) caches_.emplace_back(size);
+    std::vector<int32_t> ids(prompts.size() * kBlocksEach);
+    for (size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<int32_t>(i);
+    std::shuffle(ids.begin(), ids.end(), random_bits);
+    table_ = ids;
+  }
+
+  // The next `counts[i]` tokens of each prompt.
+  void step(const std::vector<int>& counts, Run run) {
+    std::vector<Element> hidden;
+    std::vector<int32_t> starts{0};
+    std::vector<int64_t> slots;
+    std::vector<float> cos, sin;
+    const auto size = static_cast<size_t>(model_.shape().hidden_size);
+    for (size_t i = 0; i < counts.size(); ++i) {
+      for (int n = 0; n < counts[i]; ++n, ++lens_[i]) {
+        const int position = lens_[i];
+        const Element* row = prompts_[i].hidden.data() + static_cast<size_t>(position) * size;
+        hidden.insert(hidden.end(), row, row + size);
+        const int64_t block = table_[i * kBlocksEach + static_cast<size_t>(position / kBlock)];
+        slots.push_back(block * kBlock + position % kBlock);
+        add_angles(position, cos, sin);
+      }
+      starts.push_back(static_cast<int32_t>(slots.size()));
+    }
+    std::vector<void*> caches;
+    for (auto& cache : caches_) caches.push_back(cache.data());
+    const DecoderRotation rotation{cos.data(), sin.data(), model_.shape().head_size};
+    const auto num_sequences = static_cast<int32_t>(counts.size());
+    const DecoderStep step{hidden.data(),
+                           &rotation,
+                           caches.data(),
+                           table_.data(),
+                           starts.data(),
+                           lens_.data(),
+                           slots.data(),
+                           block_size_,
+                           kBlocksEach,
+                           starts.back(),
+                           num_sequences,
+                           kBlocksEach,
+                           num_sequences * kBlocksEach};
+    require(run(model_.handle(), &step));
+    for (size_t i = 0; i < counts.size(); ++i) {
+      const auto begin = hidden.begin() + int64_t{starts[i]} * model_.shape().hidden_size;
+      outputs_[i].insert(outputs_[i].end(), begin, begin + int64_t{counts[i]} * model_.shape().hidden_size);
+    }
+  }
+
+  const std::vector<Element>& output(size_t i) const { return outputs_[i]; }
+
+ private:
+  void add_angles(int position, std::vector<float>& cos, std::vector<float>& sin) const {
+    const int size = model_.shape().head_size;
+    for (int i = 0; i < size; ++i) {
+      const float angle = float(position) / float(1 + i % (size / 2));
+      cos.push_back(std::cos(angle));
+      sin.push_back(i < size / 2 ? -std::sin(angle) : std::sin(angle));
+    }
+  }
+
+  const Model<Element>& model_;
+  const std::vector<Prompt<Element>>& prompts_;
+  std::vector<int32_t> lens_;
+  std::vector<std::vector<Element>> outputs_;
+  std::vector<std::vector<Element>> caches_;
+  std::vector<int32_t> table_;
+  int64_t block_size_;
+};
+
+template <class Element>
+int check(Run run) {
+  const Model<Element> model;
+  std::vector<Prompt<Element>> prompts(static_cast<size_t>(random_int(1, 4)));
+  std::vector<int> lengths, firsts, rests;
+  for (Prompt<Element>& prompt : prompts) {
+    prompt.length = random_int(1, kMaxLen);
+    fill(prompt.hidden, static_cast<size_t>(prompt.length) * static_cast<size_t>(model.shape().hidden_size));
+    lengths.push_back(prompt.length);
+    firsts.push_back(random_int(0, prompt.length));
+    rests.push_back(prompt.length - firsts.back());
+  }
+  World<Element> whole(model, prompts), cut(model, prompts);
+  whole.step(lengths, run);
+  cut.step(firsts, run);
+  cut.step(rests, run);
+  int compared = 0;
+  for (size_t i = 0; i < prompts.size(); ++i, compared += lengths[i - 1]) {
+    const auto& a = whole.output(i);
+    const auto& b = cut.output(i);
+    if (a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(Element)) == 0) continue;
+    std::printf("decoder: sequence %zu of %d tokens has other bits in two steps than in one\n", i, lengths[i]);
+    std::exit(1);
+  }
+  return compared;
+}
+
+}  // namespace
+
+int check_decoder() { return check<bfloat16>(decoder_run_bf16) + check<float>(decoder_run_f32); }
