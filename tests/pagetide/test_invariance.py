@@ -128,7 +128,7 @@ def test_batches_chunks_hits_and_preemptions_change_no_token(
 
 
 def test_forced_preemptions_change_no_token(smollm2_path: Path, dtype: str, alone: list[Answer]) -> None:
-    """Every second turn someone loses all blocks, in a pool too small for all of them to come back as hits."""
+    """Every second turn someone loses all blocks, in a pool too small for all to come back as hits."""
     built = load(smollm2_path, dtype, num_blocks=60, max_running=16, max_step_tokens=128, max_preemptions=5)
     preempted: list[int] = []
     answers = run(
