@@ -167,6 +167,7 @@ class DecoderStep:
                 kv_caches[0].stride(0),
                 block_table.stride(0),
                 *(sizes[name] for name in ("T", "B", "M", "N")),
+                torch.get_num_threads(),  # OpenMP's own number is each thread's, and not yet set in a new one
             )
         )
         return hidden

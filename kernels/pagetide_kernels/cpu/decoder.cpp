@@ -66,7 +66,7 @@ class Run {
         row_kernels_(kernels.rows.current()),
         linear_(kernels.linear.current()),
         attention_(kernels.attention.current()),
-        num_threads_(omp_get_max_threads()) {
+        num_threads_(std::max(step.num_threads, 1)) {
     reserve_rows(kernels.element_size);
     for (const DecoderLayer& layer : decoder.layers) plan(layer);
     reserve_scratch();

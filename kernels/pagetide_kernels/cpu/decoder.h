@@ -77,6 +77,7 @@ struct DecoderStep {
   int32_t num_sequences;
   int32_t table_width;
   int32_t num_blocks;
+  int32_t num_threads;
 };
 
 // `hidden += out_norm(added)`, then `normed = in_norm(hidden)`, on rows of hidden_size.

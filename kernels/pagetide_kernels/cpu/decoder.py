@@ -62,7 +62,10 @@ class Step(ctypes.Structure):
         *((name, _POINTER) for name in ("block_table", "query_starts", "kv_lens", "slots")),
         ("cache_stride", _LONG),
         ("table_stride", _LONG),
-        *((name, _INT) for name in ("num_tokens", "num_sequences", "table_width", "num_blocks")),
+        *(
+            (name, _INT)
+            for name in ("num_tokens", "num_sequences", "table_width", "num_blocks", "num_threads")
+        ),
     )
 
 

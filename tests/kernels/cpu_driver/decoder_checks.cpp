@@ -145,7 +145,8 @@ class World {
                            starts.back(),
                            num_sequences,
                            kBlocksEach,
-                           num_sequences * kBlocksEach};
+                           num_sequences * kBlocksEach,
+                           random_int(1, 3)};
     require(run(model_.handle(), &step));
     for (size_t i = 0; i < counts.size(); ++i) {
       const auto begin = hidden.begin() + int64_t{starts[i]} * model_.shape().hidden_size;
