@@ -28,7 +28,7 @@ class Barrier {
   }
 
  private:
-  static constexpr int kGlances = 1000;  // some ten microseconds
+  static constexpr int kGlances = 4000;  // some forty microseconds: longer than threads' shares differ
 
   static void pause() {
 #if defined(__x86_64__)
