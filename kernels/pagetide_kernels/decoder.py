@@ -147,7 +147,8 @@ class DecoderStep:
             hidden: [T, H], changed in place.
             rotations: for each rope, cos and sin [T, 1, rotary_dim] float32, sin negated in its first half.
             kv_caches: a layer's [N, 2, Hkv, 16, D] each, of one shape and one stride.
-            block_table, query_starts, kv_lens, slots: as in `ops.paged_attention` and `ops.write_kv`.
+            block_table, query_starts, kv_lens, slots: as in `ops.paged_attention` and `ops.write_kv`; kv_lens
+                no less than a sequence's queries.
 
         Returns:
             `hidden`.

@@ -1,7 +1,7 @@
 // A step through all layers of a decoder over packed weights: one parallel region, barriers between phases.
 //
-// Every output is computed as it would be alone: products by linear.h's kernels, attention in fixed partitions,
-// the rest row by row. Threads and batches change no bit.
+// Every output is computed as it would be alone: products by linear.h's kernels, attention in fixed
+// partitions, the rest row by row. Threads and batches change no bit.
 
 #include "decoder.h"
 

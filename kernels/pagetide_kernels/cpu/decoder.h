@@ -1,5 +1,6 @@
-// A decoder's layers as data, and what passes between the part that walks through them (compiled once) and the
-// part that computes (compiled for each instruction set). `pagetide_kernels/decoder.py` mirrors the structures.
+// A decoder's layers as data, and what passes between the part that walks through them (compiled once) and
+// the part that computes (compiled for each instruction set). `pagetide_kernels/decoder.py` mirrors the
+// structures.
 #pragma once
 
 #include "elements.h"

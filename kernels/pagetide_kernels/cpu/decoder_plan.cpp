@@ -36,8 +36,8 @@ const char* table_problem(const DecoderStep& step, int sequence, int window) {
   const int first_block = window > 0 && first > 0 ? first / kBlockTokens : 0;
   for (int i = first_block; num_queries > 0 && i * kBlockTokens < step.kv_lens[sequence]; ++i) {
     if (table[i] < 0 || table[i] >= step.num_blocks) {
-      return error("decoder: block_table[%d][%d] is %d; expected a block id in [0, %d)", sequence, i, table[i],
-                   step.num_blocks);
+      return error("decoder: block_table[%d][%d] is %d; expected a block id in [0, %d)", sequence, i,
+                   table[i], step.num_blocks);
     }
   }
   return nullptr;

@@ -1,14 +1,13 @@
 // What a decoder does between its products: norms, residuals, rotary embedding, activation. Compiled once for
 // each instruction set.
 //
-// Each works on one row at a time, in float32, and rounds where the layers in `pagetide.layers` round: a row's
-// bits depend on nothing beside it.
-
-#include "decoder.h"
+// Each works on one row at a time, in float32, and rounds where the layers in `pagetide.layers` round: a
+// row's bits depend on nothing beside it.
 
 #include <cmath>
 #include <cstring>
 
+#include "decoder.h"
 #include "vector.h"
 
 namespace pagetide::PAGETIDE_ISA {
@@ -161,7 +160,8 @@ PAGETIDE_INLINE Vec gelu_tanh(Vec x) {
 PAGETIDE_INLINE Vec relu(Vec x) { return max(x, fill(0.0f)); }
 
 template <class Element, class Function>
-PAGETIDE_INLINE void activate_with(Function function, const ActivationCall& call, Range tokens, Range elements) {
+PAGETIDE_INLINE void activate_with(Function function, const ActivationCall& call, Range tokens,
+                                   Range elements) {
   for (int64_t token = tokens.begin; token < tokens.end; ++token) {
     auto* gate = row_of<Element>(call.gate_up, token, 2 * int64_t{call.size});
     const Element* up = gate + call.size;

@@ -10,8 +10,8 @@
 
 namespace pagetide {
 
-// A barrier for phases of microseconds: who comes first watches for a moment and then sleeps, so it is quick on
-// idle cores and leaves busy ones to others. OpenMP's either sleeps at once or spins on.
+// A barrier for phases of microseconds: who comes first watches for a moment and then sleeps, so it is quick
+// on idle cores and leaves busy ones to others. OpenMP's either sleeps at once or spins on.
 class Barrier {
  public:
   // Nobody is waiting.

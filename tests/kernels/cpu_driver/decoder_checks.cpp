@@ -33,7 +33,7 @@ class Model {
  public:
   Model() {
     const int kv_heads = random_int(1, 3);
-    shape_ = {random_int(1, 3), 16 * random_int(1, 5),    16 * random_int(1, 5), kv_heads * random_int(1, 4),
+    shape_ = {random_int(1, 3), 16 * random_int(1, 5), 16 * random_int(1, 5), kv_heads * random_int(1, 4),
               kv_heads,         16 * random_int(1, 4)};
     for (int i = 0; i < shape_.num_layers; ++i) layers_.push_back(random_layer());
     handle_ = decoder_create(&shape_, layers_.data());
@@ -196,7 +196,8 @@ int check(Run run) {
     const auto& a = whole.output(i);
     const auto& b = cut.output(i);
     if (a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(Element)) == 0) continue;
-    std::printf("decoder: sequence %zu of %d tokens has other bits in two steps than in one\n", i, lengths[i]);
+    std::printf("decoder: sequence %zu of %d tokens has other bits in two steps than in one\n", i,
+                lengths[i]);
     std::exit(1);
   }
   return compared;
