@@ -166,6 +166,6 @@ class _Replay:
         return -1, 0
 
     def take_back(self, data: bytes) -> None:
-        for memory in self._memory:
+        for memory in filter(len, self._memory):
             memory.copy_(torch.frombuffer(bytearray(data[: len(memory)]), dtype=torch.uint8))
             data = data[len(memory) :]

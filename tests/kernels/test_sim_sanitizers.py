@@ -54,6 +54,17 @@ def test_attention(ops, make_case, window):
     torch.testing.assert_close(out.float(), case.expected(), rtol=0, atol=0.008)
 
 
+@pytest.mark.parametrize("seed", [2, 3])
+def test_the_merge_of_runs_in_other_orders(make_case, seed):
+    """Which block of threads comes last decides which fences matter."""
+    case = make_case([(1, 1101), (1, 700)], heads=8, kv_heads=2, dtype=torch.bfloat16)
+    out = torch.full_like(case.query, torch.nan)
+    tensors = (out, case.query, case.kv_cache, case.block_table, case.query_starts, case.kv_lens)
+    simulator = Simulator(seed, Sanitizer.THREAD)
+    DeviceOps(simulator).paged_attention(tensors, (case.scale, 0, 0.0))
+    torch.testing.assert_close(out.float(), case.expected(), rtol=0, atol=0.008)
+
+
 def test_writing_to_the_cache(ops):
     cache, slots = torch.zeros(3, 2, 2, 16, 64).bfloat16(), ints(47, -1, 0)
     ops.write_kv((cache, randn(3, 2, 64), randn(3, 2, 64), slots))
