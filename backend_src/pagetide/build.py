@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,13 +19,14 @@ from pagetide.engine import Engine
 from pagetide.host_memory import HostMemory, check_fits_in_memory
 from pagetide.kv_pool import HostTier, NoTier, Tier
 from pagetide.limits import Limits
-from pagetide.model import Decoder
+from pagetide.model import Decoder, LayerByLayer
 from pagetide.probe import check_target
 from pagetide.runner import Runner, kv_block_bytes
 from pagetide.scheduler import Scheduler
 from pagetide.stats import StepStats
 from pagetide.tenant_policy import parse_policies
 from pagetide.tokenizer import Tokenizer
+from pagetide_kernels import ops
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +43,12 @@ class Built:
     vocab_size: int
 
 
-def build(settings: Settings, directory: Path, on_step: Callable[[StepStats], None]) -> Built:
+def build(
+    settings: Settings,
+    directory: Path,
+    on_step: Callable[[StepStats], None],
+    on_failure: Callable[[], None] = lambda: None,
+) -> Built:
     """Load what `settings.model` names, claim the KV cache, and put the engine around it.
 
     Raises SettingsError or WeightsError, in one line that names the setting or the file.
@@ -51,10 +57,12 @@ def build(settings: Settings, directory: Path, on_step: Callable[[StepStats], No
     path = resolve(settings.model, directory)
     text = tokenizer.load(path)
     model = weights.load(path, dtype=_DTYPES[settings.dtype], device=device_of(settings))
+    _check_memory(settings, model.device)
     runner = _runner(settings, model)
     if settings.target_itl_ms is not None:
         check_target(settings.target_itl_ms, runner)
-    engine = Engine(_scheduler(settings, model, runner), runner, settings.max_waiting, on_step)
+    scheduler = _scheduler(settings, model, runner)
+    engine = Engine(scheduler, runner, settings.max_waiting, on_step, on_failure=on_failure)
     return Built(engine, text, model.config.eos_token_ids | text.eos_token_ids, model.config.vocab_size)
 
 
@@ -104,8 +112,14 @@ def _tier(settings: Settings, model: Decoder, pool: BlockPool, runner: Runner) -
     num_slots = settings.host_cache_bytes // kv_block_bytes(model)
     if num_slots == 0:
         return NoTier()
-    check_fits_in_memory(settings.host_cache_bytes)
     return HostTier(pool, num_slots, HostMemory(runner.kv_caches, num_slots))
+
+
+def _check_memory(settings: Settings, device: torch.device) -> None:
+    sizes = {"host_cache_bytes": settings.host_cache_bytes}
+    if device.type == "cpu":
+        sizes["kv_cache_bytes"] = settings.kv_cache_bytes
+    check_fits_in_memory(**sizes)
 
 
 def _limits(settings: Settings, model: Decoder) -> Limits:
@@ -121,7 +135,11 @@ def _limits(settings: Settings, model: Decoder) -> Limits:
 
 
 def _runner(settings: Settings, model: Decoder) -> Runner:
-    return Runner(model, _num_blocks(settings, model))
+    num_blocks = _num_blocks(settings, model)
+    if settings.device != "sim":
+        return Runner(model, num_blocks)
+    by_kernel = replace(model, stack=LayerByLayer(model.layers))
+    return Runner(by_kernel, num_blocks, ops.simulated_cuda)
 
 
 def _num_blocks(settings: Settings, model: Decoder) -> int:

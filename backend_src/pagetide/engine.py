@@ -8,13 +8,14 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Protocol
 
-from pagetide.request import FinishReason, Request
+from pagetide.request import FinishReason, Output, Request
 from pagetide.roster import Delivery
 from pagetide.scheduler import Scheduler
 from pagetide.statistics import History, Statistics, snapshot
@@ -24,6 +25,11 @@ from pagetide.step import StepPlan, StepResult
 log = logging.getLogger(__name__)
 
 _STALLED_AFTER_S = 60.0
+_QUIET_S = 1.0
+"""An engine idle for this long has time to look at every block."""
+
+_MOST_FAILED_STEPS = 3
+"""This many in a row, and it is not the requests that are wrong."""
 
 
 class UnavailableError(RuntimeError):
@@ -58,7 +64,8 @@ class Engine:
     """Continuous batching over one scheduler and one runner.
 
     `on_step` is called on the engine thread after each step, and with 0 tokens whenever it falls idle, with
-    plain numbers; like the requests' sinks it must return at once and never raise.
+    plain numbers; like the requests' sinks it must return at once and never raise. `on_failure` is the
+    engine thread's last call when its loop is broken, after every request was answered.
     """
 
     def __init__(
@@ -68,16 +75,22 @@ class Engine:
         max_waiting: int,
         on_step: Callable[[StepStats], None],
         clock: Callable[[], float] = time.monotonic,
+        on_failure: Callable[[], None] = lambda: None,
     ) -> None:
         self._scheduler = scheduler
         self._runner = runner
         self._max_waiting = max_waiting
         self._on_step = on_step
         self._clock = clock
+        self._on_failure = on_failure
+        self._live: dict[int, Request] = {}
+        self._gate = threading.Lock()
+        self._is_closed = False
         self._inbox: SimpleQueue[_Message] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="pagetide-engine", daemon=True)
         self._draining = False
         self._failure: str | None = None
+        self._failed_steps: deque[str] = deque(maxlen=_MOST_FAILED_STEPS)
         self._busy_since_s: float | None = None
         self._planned_nothing = False
         self._history = History()
@@ -96,6 +109,13 @@ class Engine:
         Raises AdmissionError if it could never run, UnavailableError if it can't be taken now.
         """
         self._scheduler.check_fits(len(request.prompt_ids), request.params)
+        self._check_room(request)
+        with self._gate:
+            if self._is_closed:
+                raise UnavailableError(f"the engine stopped: {self._failure or 'shut down'}")
+            self._inbox.put(request)
+
+    def _check_room(self, request: Request) -> None:
         if self._failure is not None:
             raise UnavailableError(f"the engine stopped: {self._failure}")
         if self._draining:
@@ -105,7 +125,6 @@ class Engine:
             raise UnavailableError(f"{waiting} requests wait already; max_waiting is {self._max_waiting}")
         if self._scheduler.tenants.is_queue_full(request.tenant):
             raise UnavailableError(f"tenant {request.tenant!r} has as many requests waiting as it may")
-        self._inbox.put(request)
 
     def abort(self, request_id: int, reason: FinishReason = FinishReason.CANCELLED) -> None:
         """End a request before the next step: its sink gets `reason` last. Any thread; no-op once ended."""
@@ -130,6 +149,8 @@ class Engine:
         """Why the engine can't be relied on, or None. Any thread."""
         if self._failure is not None:
             return self._failure
+        if len(self._failed_steps) == _MOST_FAILED_STEPS:
+            return f"the last {_MOST_FAILED_STEPS} steps failed: {self._failed_steps[-1]}"
         busy_since = self._busy_since_s
         if busy_since is not None and self._clock() - busy_since > _STALLED_AFTER_S:
             return f"no step finished in {self._clock() - busy_since:.0f} s"
@@ -162,9 +183,12 @@ class Engine:
             while self._failure is None and not (self._draining and self._nothing_left()):
                 self.turn()
         except Exception as error:
-            log.exception("the engine stopped")
             self._failure = f"{type(error).__name__}: {error}"
-        self._end_all()
+            self._end_all()
+            log.exception("the engine stopped")
+            self._on_failure()
+        else:
+            self._end_all()
 
     def _nothing_left(self) -> bool:
         return self._scheduler.is_idle and self._inbox.empty()
@@ -172,13 +196,19 @@ class Engine:
     def _receive(self, wait: bool) -> None:
         """Take every message that is there; with nothing to compute, sleep until one comes."""
         if wait and self._scheduler.is_idle:
-            self._scheduler.check()
             self._report(num_tokens=0, step_s=0.0)
-            self._handle(self._inbox.get())
+            self._handle(self._wait_idle())
         elif wait and self._planned_nothing:
             self._sleep(self._scheduler.pause_s())
         while not self._inbox.empty():
             self._handle(self._inbox.get())
+
+    def _wait_idle(self) -> _Message:
+        """The next message. The blocks are counted only in real quiet: it takes longer the more there are."""
+        with suppress(Empty):
+            return self._inbox.get(timeout=_QUIET_S)
+        self._scheduler.check()
+        return self._inbox.get()
 
     def _sleep(self, most_s: float | None) -> None:
         """Everyone who waits is held back, by a rate limit at least: until a message or the time comes."""
@@ -187,6 +217,7 @@ class Engine:
 
     def _handle(self, message: _Message) -> None:
         if isinstance(message, Request):
+            self._live[message.id] = message
             self._scheduler.add(message)
         elif isinstance(message, _Abort):
             delivery = self._scheduler.abort(message.request_id, message.reason)
@@ -213,12 +244,15 @@ class Engine:
             result = self._runner.run(plan)
         except Exception as error:
             log.exception("a step of %d tokens failed", plan.num_tokens)
-            return self._scheduler.fail(f"{type(error).__name__}: {error}")
+            self._failed_steps.append(f"{type(error).__name__}: {error}")
+            return self._scheduler.fail(self._failed_steps[-1])
+        self._failed_steps.clear()
         return self._scheduler.update(plan, result)
 
-    @staticmethod
-    def _deliver(deliveries: list[Delivery]) -> None:
+    def _deliver(self, deliveries: list[Delivery]) -> None:
         for request, output in deliveries:
+            if output.finish_reason is not None:
+                del self._live[request.id]
             request.sink(output)
 
     def _report(self, num_tokens: int, step_s: float) -> None:
@@ -244,8 +278,14 @@ class Engine:
         self._on_step(stats)
 
     def _end_all(self) -> None:
-        """Nothing that was accepted is left without an answer."""
+        """Nothing that was accepted is left without an answer. The scheduler may be what broke: not asked."""
+        with self._gate:
+            self._is_closed = True
         while not self._inbox.empty():
-            self._handle(self._inbox.get())
+            message = self._inbox.get()
+            if isinstance(message, Request):
+                self._live[message.id] = message
         reason = FinishReason.CANCELLED if self._draining else FinishReason.ERROR
-        self._deliver(self._scheduler.abort_all(reason, self._failure))
+        for request in self._live.values():
+            request.sink(Output(finish_reason=reason, error=self._failure))
+        self._live.clear()

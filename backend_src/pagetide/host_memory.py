@@ -21,13 +21,12 @@ _CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 log = logging.getLogger(__name__)
 
 
-def check_fits_in_memory(host_cache_bytes: int) -> None:
-    """Raises SettingsError when the machine, or this process's control group, has less memory."""
-    limit = memory_bytes()
-    if host_cache_bytes > limit:
-        raise SettingsError(
-            f"host_cache_bytes is {host_cache_bytes}; this machine has {limit} bytes of memory"
-        )
+def check_fits_in_memory(**sizes: int) -> None:
+    """Raises SettingsError when the settings' sizes add up to more memory than this process may use."""
+    limit, total = memory_bytes(), sum(sizes.values())
+    if total > limit:
+        named = " + ".join(f"{name} ({size})" for name, size in sizes.items())
+        raise SettingsError(f"{named} is {total} bytes; this machine has {limit} bytes of memory")
 
 
 def memory_bytes() -> int:
@@ -73,8 +72,16 @@ class HostMemory:
         while True:
             block, slot, is_load = self._todo.get()
             started_s = time.monotonic()
-            ok = self._load(slot, block) if is_load else self._save(block, slot)
+            ok = self._move(block, slot, is_load)
             self._done.put(Moved(block, slot, is_load, ok, time.monotonic() - started_s))
+
+    def _move(self, block: int, slot: int, is_load: bool) -> bool:
+        """A move that raises has failed; the thread and the moves behind it go on."""
+        try:
+            return self._load(slot, block) if is_load else self._save(block, slot)
+        except Exception:
+            log.exception("block %d and host slot %d: not moved", block, slot)
+            return False
 
     def _save(self, block: int, slot: int) -> bool:
         for layer, cache in enumerate(self._caches):

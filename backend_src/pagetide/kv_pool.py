@@ -171,7 +171,10 @@ class HostTier:
 
     def _settle_save(self, moved: Moved) -> None:
         content = self._saving.pop(moved.block)
-        self._slots[content.hash] = moved.slot, content
+        if moved.ok:
+            self._slots[content.hash] = moved.slot, content
+        else:
+            self._free_slots.append(moved.slot)
         self._pool.release([moved.block])
 
     def _settle_load(self, moved: Moved) -> None:

@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+MAX_STOP_TOKENS = 256
 MAX_STOPS = 64
 MAX_STOP_LENGTH = 1024
 _SHOWN = 80
@@ -86,6 +87,10 @@ def token_ids(vocab_size: int) -> Convert:
     def convert(field: str, value: Any) -> tuple[int, ...]:
         if not isinstance(value, list):
             raise refuse(field, value, "a list of token ids")
+        if len(value) > MAX_STOP_TOKENS:
+            raise InvalidArgumentError(
+                f"{field} has {len(value)} token ids; at most {MAX_STOP_TOKENS} are served"
+            )
         return tuple(one(f"{field}[{index}]", each) for index, each in enumerate(value))
 
     return convert

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -30,10 +32,17 @@ class Runner:
     """Runs plans on one device. The KV cache, `num_blocks` blocks a layer, is claimed here and never grows.
 
     `kv_caches`, one a layer: [num_blocks, 2 (K, V), num_kv_heads, BLOCK_SIZE, head_dim], the model's dtype.
+    Each step runs within `kernels()`, which may put other kernels in place of the device's own.
     """
 
-    def __init__(self, model: Decoder, num_blocks: int) -> None:
+    def __init__(
+        self,
+        model: Decoder,
+        num_blocks: int,
+        kernels: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ) -> None:
         self._model = model
+        self._kernels = kernels
         config = model.config
         shape = (num_blocks, 2, config.num_kv_heads, BLOCK_SIZE, config.head_dim)
         self.kv_caches = [
@@ -44,13 +53,14 @@ class Runner:
     def run(self, plan: StepPlan) -> StepResult:
         self._copy_blocks(plan.copies)
         batch = _Batch(plan)
-        logits = self._model.forward(
-            self._to_device(np.frombuffer(plan.token_ids, np.int32)),
-            self._to_device(batch.positions),
-            self.kv_caches,
-            self._attention(batch),
-            self._to_device(batch.sampled_tokens),
-        )
+        with self._kernels():
+            logits = self._model.forward(
+                self._to_device(np.frombuffer(plan.token_ids, np.int32)),
+                self._to_device(batch.positions),
+                self.kv_caches,
+                self._attention(batch),
+                self._to_device(batch.sampled_tokens),
+            )
         if not plan.sampled.params:
             return StepResult([], [])
         return StepResult(*sampler.sample(logits, plan.sampled))

@@ -18,6 +18,9 @@ import torch
 from pagetide.request import SamplingParams, TokenLogprobs
 from pagetide.step import SampledRows
 
+_GREEDY_BELOW = 1e-5
+"""A lower temperature overflows float32, and asks for the likeliest token anyway."""
+
 _MOST_CANDIDATES = 1024
 """Filters look at this many most likely tokens first; only rows that need more are sorted whole."""
 
@@ -31,7 +34,7 @@ def sample(logits: torch.Tensor, sampled: SampledRows) -> tuple[list[int], list[
     """
     _ban(logits, sampled.banned)
     tokens = logits.argmax(dim=-1)
-    for group in _groups(sampled, logits.shape[-1]):
+    for group in _groups(sampled, logits.shape[-1], logits.device):
         rows = torch.tensor(group.rows, device=logits.device)
         tokens[rows] = group.draw(logits[rows])
     return tokens.tolist(), _logprobs(logits, tokens, sampled.params)
@@ -64,7 +67,7 @@ class _Group:
 
     def draw(self, logits: torch.Tensor) -> torch.Tensor:
         """logits [n, V] → token ids [n]."""
-        scaled = logits / self.temperature.to(logits.device)
+        scaled = logits / self.temperature
         if not self.filtered:
             return _pick(torch.softmax(scaled, dim=-1), self.uniform)
         tokens, complete = self._draw_filtered(scaled, _MOST_CANDIDATES)
@@ -97,15 +100,16 @@ def _pick(weights: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
     return index.clamp_(max=weights.shape[-1] - 1)
 
 
-def _groups(sampled: SampledRows, vocab_size: int) -> list[_Group]:
+def _groups(sampled: SampledRows, vocab_size: int, device: torch.device) -> list[_Group]:
     """Random rows, in at most two groups: those that filter, and those that draw from everything."""
     draws = uniform(np.frombuffer(sampled.seeds, np.uint64), np.frombuffer(sampled.positions, np.uint64))
-    random_rows = [i for i, params in enumerate(sampled.params) if params.temperature > 0]
+    random_rows = [i for i, params in enumerate(sampled.params) if params.temperature >= _GREEDY_BELOW]
     groups = []
     for filtered in (False, True):
         rows = [i for i in random_rows if _filters(sampled.params[i], vocab_size) is filtered]
         if rows:
-            groups.append(_group(rows, filtered, [sampled.params[i] for i in rows], draws[rows], vocab_size))
+            params = [sampled.params[i] for i in rows]
+            groups.append(_group(rows, filtered, params, draws[rows], vocab_size, device))
     return groups
 
 
@@ -119,20 +123,20 @@ def _group(
     params: Rows[SamplingParams],
     draws: npt.NDArray[np.float64],
     vocab_size: int,
+    device: torch.device,
 ) -> _Group:
+    def column(values: list[float]) -> torch.Tensor:
+        return torch.tensor(values, dtype=torch.float32, device=device)[:, None]
+
     return _Group(
         rows,
         filtered,
-        temperature=_column([p.temperature for p in params]),
-        top_k=_column([p.top_k if p.top_k > 0 else vocab_size for p in params]),
-        top_p=_column([p.top_p for p in params]),
-        min_p=_column([p.min_p for p in params]),
-        uniform=torch.from_numpy(draws)[:, None],
+        temperature=column([p.temperature for p in params]),
+        top_k=column([p.top_k if p.top_k > 0 else vocab_size for p in params]),
+        top_p=column([p.top_p for p in params]),
+        min_p=column([p.min_p for p in params]),
+        uniform=torch.from_numpy(draws)[:, None].to(device),
     )
-
-
-def _column(values: list[float]) -> torch.Tensor:
-    return torch.tensor(values, dtype=torch.float32)[:, None]
 
 
 def _ban(logits: torch.Tensor, banned: list[frozenset[int]]) -> None:

@@ -140,10 +140,6 @@ class Scheduler:
         sequence = self._roster.find(request_id)
         return None if sequence is None else self._roster.finish(sequence, Output(finish_reason=reason))
 
-    def abort_all(self, reason: FinishReason, error: str | None = None) -> list[Delivery]:
-        output = Output(finish_reason=reason, error=error)
-        return [self._roster.finish(sequence, output) for sequence in list(self.sequences)]
-
     def plan(self) -> StepPlan | None:
         """The next step, running sequences first; None if there is nothing to compute."""
         self.tier.settle()

@@ -47,6 +47,13 @@ OUTPUTS: tuple[tuple[str, str, list[int]], ...] = (
     ("num_output_tokens", "TYPE_UINT32", [-1]),
 )
 
+MOST_BYTES_A_TOKEN = 32
+"""A prompt with more bytes than this for each token of `max_model_len` is refused before it is tokenised:
+text has about 4, deeply indented code 10."""
+
+ANSWER_S = 10.0
+"""What a broken engine's clients get to be told."""
+
 DRAIN_S = 600.0
 """Triton calls `finalize` when no request is left; this only bounds an engine that hangs."""
 
@@ -76,9 +83,10 @@ class TritonPythonModel:
 
         labels = {"model": args["model_name"], "model_name": args["model_name"]}
         self._metrics = Metrics(lambda: _Registry(labels | {"version": args["model_version"]}))
-        self._built = build(settings, directory, self._metrics.on_step)
+        self._built = build(settings, directory, self._metrics.on_step, self._leave)
         engine = self._built.engine
-        self._limits = Limits(settings.max_prompt_bytes, engine.max_model_len, self._built.vocab_size)
+        longest = min(settings.max_prompt_bytes, engine.max_model_len * MOST_BYTES_A_TOKEN)
+        self._limits = Limits(longest, engine.max_model_len, self._built.vocab_size)
         self._senders = Senders(settings.num_senders, engine.abort, self._metrics)
         self._ids = itertools.count()
         for part in (self._metrics, self._senders, engine):
@@ -98,6 +106,13 @@ class TritonPythonModel:
         self._built.engine.drain(DRAIN_S)
         self._senders.stop(DRAIN_S)
         self._metrics.stop()
+
+    def _leave(self) -> None:
+        """The engine's loop is broken. Its clients get their errors, then this process ends: servers that
+        never ask `is_ready` see a dead stub, and whoever supervises them starts again."""
+        self._senders.stop(ANSWER_S)
+        log.error("this model's process ends: %s", self._built.engine.health())
+        os._exit(1)
 
     def is_ready(self) -> bool:
         """Asked by Triton 26.03 and newer: an engine that stopped or hangs makes the model not ready."""

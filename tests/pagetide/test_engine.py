@@ -12,7 +12,8 @@ from simulation.pure_model import EOS, PureRunner, pure_output
 from pagetide.block_pool import BlockPool, chain_root
 from pagetide.engine import Engine, UnavailableError
 from pagetide.limits import AdmissionError, Limits
-from pagetide.request import FinishReason, Output, Request, SamplingParams
+from pagetide.request import FinishReason, Output, Request, SamplingParams, Sequence
+from pagetide.roster import Delivery
 from pagetide.scheduler import Scheduler
 from pagetide.statistics import Statistics
 from pagetide.stats import StepStats
@@ -49,7 +50,10 @@ class Harness:
         self.runner = GatedRunner()
         scheduler = Scheduler(BlockPool(NUM_BLOCKS), Limits(32, 8, 512), chain_root, policies=policies)
         self.steps: list[StepStats] = []
-        self.engine = Engine(scheduler, self.runner, max_waiting, self.steps.append)
+        self.failed = threading.Event()
+        self.engine = Engine(
+            scheduler, self.runner, max_waiting, self.steps.append, on_failure=self.failed.set
+        )
         self.outputs: dict[int, SimpleQueue[Output]] = {}
         self.engine.start()
 
@@ -184,6 +188,55 @@ def test_a_broken_scheduler_answers_everyone_and_says_why() -> None:
     assert "ZeroDivisionError" in str(h.engine.health())
     with pytest.raises(UnavailableError, match="ZeroDivisionError"):
         h.submit(2, [1])
+
+
+def test_one_broken_answer_leaves_no_other_request_without_its_own() -> None:
+    """The accounting of one request raises in the middle of an update: all three are answered."""
+    h = Harness()
+    for n in range(3):
+        h.submit(n, [n] * 4)
+    finish = h.engine._scheduler._roster.finish
+
+    def broken(sequence: Sequence, output: Output) -> Delivery:
+        if sequence.request.id == 1:
+            raise KeyError("planted")
+        return finish(sequence, output)
+
+    h.engine._scheduler._roster.finish = broken  # type: ignore[method-assign]
+    h.runner.open()
+    for n in range(3):
+        assert h.result(n)[1].finish_reason is not None
+    assert h.failed.wait(WAIT_S)
+
+
+def test_a_request_that_meets_the_engines_end_is_answered_or_refused() -> None:
+    h = Harness()
+    h.engine._scheduler.plan = lambda: 1 / 0  # type: ignore[method-assign,assignment,return-value]
+    taken = []
+    for n in range(1000):
+        try:
+            h.submit(n, [1])
+        except UnavailableError:
+            break
+        taken.append(n)
+    for n in taken:
+        assert h.result(n)[1].finish_reason is FinishReason.ERROR
+    assert h.failed.wait(WAIT_S)
+
+
+def test_three_failed_steps_in_a_row_are_ill_health_and_one_good_step_ends_it() -> None:
+    h = Harness()
+    h.runner.open()
+    for n in range(3):
+        assert h.engine.health() is None
+        h.runner.fail_next = True
+        h.submit(n, [1] * 5)
+        h.result(n)
+    assert h.engine.health() == "the last 3 steps failed: ValueError: planted"
+    h.submit(9, [1] * 5)
+    h.result(9)
+    assert h.engine.health() is None
+    assert h.engine.drain(WAIT_S)
 
 
 def test_each_step_is_reported_and_the_last_leaves_no_block_in_use() -> None:

@@ -257,3 +257,9 @@ def test_a_prompt_that_leaves_no_room_is_refused() -> None:
         InvalidArgumentError, match="min_tokens is 11; after a prompt of 90 tokens at most 10"
     ):
         fit(range(90), SamplingParams(min_tokens=11, max_tokens=12), LIMITS)
+
+
+def test_more_stop_tokens_than_are_served_are_refused_with_both_counts() -> None:
+    assert (
+        refusal({"stop_token_ids": [1] * 257}) == "stop_token_ids has 257 token ids; at most 256 are served"
+    )

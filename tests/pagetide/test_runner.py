@@ -9,6 +9,7 @@ from pathlib import Path
 from queue import SimpleQueue
 
 import pytest
+from tiny_checkpoints import make_checkpoint
 
 from pagetide.build import Built, build, resolve
 from pagetide.config import Settings, SettingsError
@@ -76,6 +77,35 @@ def test_tokens_depend_on_the_request_alone(
     assert generate(crowded, prompts, params) == alone
     for built in (reference, crowded):
         assert built.engine.drain(WAIT_S)
+
+
+def test_the_sim_device_gives_the_tokens_of_the_cpu(tmp_path: Path) -> None:
+    """The whole engine over simulated CUDA kernels, in bfloat16 with heads of 64, as they are built for."""
+    checkpoint = make_checkpoint(
+        tmp_path / "llama", hidden_size=128, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1
+    )
+    prompts, params = [[5, 6, 7], list(range(40))], SamplingParams(max_tokens=6, temperature=0.0)
+    tokens = []
+    for device in ("cpu", "sim"):
+        values = {"model": str(checkpoint), "device": device, "dtype": "bfloat16"}
+        built = build(
+            Settings.from_mapping(values | {"kv_cache_bytes": 2**20}), checkpoint, lambda stats: None
+        )
+        built.engine.start()
+        tokens.append(generate(built, prompts, params))
+        assert built.engine.drain(WAIT_S)
+    assert tokens[0] == tokens[1]
+
+
+def test_a_kv_cache_larger_than_memory_is_refused(tiny_llama: Path) -> None:
+    with pytest.raises(
+        SettingsError, match=rf"kv_cache_bytes \({2**60}\) is {2**60} bytes; this machine has"
+    ):
+        build(
+            Settings(model=str(tiny_llama), device="cpu", kv_cache_bytes=2**60),
+            tiny_llama,
+            lambda stats: None,
+        )
 
 
 def test_the_longest_request_is_bounded_by_the_pool_and_by_the_setting(tiny_llama: Path) -> None:

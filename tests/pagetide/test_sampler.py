@@ -62,6 +62,19 @@ def test_temperature_zero_takes_the_likeliest_whatever_the_seed() -> None:
     assert {draw(logits, MIXED[0], seed, 0) for seed in range(5)} == {int(logits.argmax())}
 
 
+def test_a_temperature_next_to_zero_is_greedy() -> None:
+    logits = random_logits(1)[0]
+    assert draw(logits, SamplingParams(temperature=1e-38), 3, 0) == int(logits.argmax())
+
+
+def test_every_tensor_of_a_draw_is_on_the_logits_device() -> None:
+    """A device of its own for tensors without data: mixing it with the CPU raises."""
+    sampled = rows([MIXED[3], MIXED[1]], [1, 2], [3, 4])
+    for group in sampler._groups(sampled, VOCAB, torch.device("meta")):
+        columns = (group.temperature, group.top_k, group.top_p, group.min_p, group.uniform)
+        assert {column.device.type for column in columns} == {"meta"}
+
+
 def test_the_same_seed_and_position_repeat_and_others_differ() -> None:
     logits = torch.zeros(VOCAB)
     params = SamplingParams()

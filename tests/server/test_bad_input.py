@@ -17,7 +17,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "invalid UTF-8": ({"prompt": b"ab\xff"}, "text_input is not UTF-8: byte 0xff at position 2"),
     "10 MB of text": (
         {"prompt": "x" * 10_000_000},
-        "text_input has 10000000 bytes; it must have at most 4194304",
+        "text_input has 10000000 bytes; it must have at most 262144",
     ),
     "prompt over the model's length": (
         {"prompt": "word " * 9000},
