@@ -6,14 +6,15 @@ Inputs and their meaning are those of the Triton vLLM backend (docs/design.md, "
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from pagetide.parse_messages import Messages, parse_messages
-from pagetide.parse_sampling import load_object, not_utf8, parse_sampling, sampling_params
+from pagetide.parse_sampling import load_object, not_utf8, sampling_params
+from pagetide.parse_terms import Terms, take_terms
 from pagetide.parse_values import InvalidArgumentError, boolean
 from pagetide.request import SamplingParams
 
@@ -52,6 +53,7 @@ class ParsedRequest:
     stream: bool
     returned: frozenset[str]
     params: SamplingParams
+    terms: Terms = field(default_factory=Terms)
     messages: Messages | None = None
 
 
@@ -63,11 +65,13 @@ def parse_request(tensors: Tensors, parameters: str, limits: Limits) -> ParsedRe
     messages = _messages(tensors, limits.max_prompt_bytes)
     prompt = _prompt(tensors, limits.max_prompt_bytes) if messages is None else ""
     returned = frozenset(name for name in RETURNED if options[f"return_{name}"])
-    params = _sampling(tensors, own, limits.vocab_size)
+    asked = _asked(tensors, own)
+    terms = take_terms(asked)
+    params = sampling_params(asked, limits.vocab_size)
     if "cumulative_logprob" in returned and params.logprobs is None:
         params = replace(params, logprobs=0)
     echo = _echo(prompt, options)
-    return ParsedRequest(prompt, echo, bool(options["stream"]), returned, params, messages)
+    return ParsedRequest(prompt, echo, bool(options["stream"]), returned, params, terms, messages)
 
 
 def fit(prompt_ids: Sequence[int], params: SamplingParams, limits: Limits) -> SamplingParams:
@@ -128,14 +132,15 @@ def _prompt(tensors: Tensors, max_bytes: int) -> str:
         raise InvalidArgumentError(not_utf8("text_input", error)) from None
 
 
-def _sampling(tensors: Tensors, parameters: dict[str, Any], vocab_size: int) -> SamplingParams:
+def _asked(tensors: Tensors, parameters: dict[str, Any]) -> dict[str, Any]:
+    """The sampling parameters and terms: the tensor's, else the request parameters'."""
     in_parameters = parameters.pop("sampling_parameters", None)
     if "sampling_parameters" in tensors:
         text = _bytes("sampling_parameters", tensors["sampling_parameters"])
-        return parse_sampling("sampling_parameters", text, vocab_size)
+        return load_object("sampling_parameters", text)
     if isinstance(in_parameters, str):
-        return parse_sampling("sampling_parameters", in_parameters, vocab_size)
-    return sampling_params(parameters, vocab_size)
+        return load_object("sampling_parameters", in_parameters)
+    return parameters
 
 
 def _echo(prompt: str, options: Mapping[str, bool | None]) -> str:

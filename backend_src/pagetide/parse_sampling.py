@@ -7,6 +7,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from pagetide.parse_terms import FIELDS as TERMS
 from pagetide.parse_values import (
     Convert,
     InvalidArgumentError,
@@ -66,16 +67,11 @@ _NOT_SERVED: dict[str, tuple[object, ...]] = {
 """Parameters of vLLM that are not served yet, each with the values that ask for nothing."""
 
 
-def parse_sampling(source: str, text: str | bytes, vocab_size: int) -> SamplingParams:
-    """Reads a JSON object of sampling parameters; `source` names the input it came in.
-
-    `null` stands for the default. Raises InvalidArgumentError.
-    """
-    return sampling_params(load_object(source, text), vocab_size)
-
-
 def sampling_params(values: Mapping[str, Any], vocab_size: int) -> SamplingParams:
-    """Raises InvalidArgumentError for an unknown, wrong or unserved parameter."""
+    """`null` stands for the default.
+
+    Raises InvalidArgumentError for an unknown, wrong or unserved parameter.
+    """
     fields = _FIELDS | {"stop_token_ids": token_ids(vocab_size)}
     given = {name: value for name, value in values.items() if value is not None}
     for name in [name for name in given if name not in fields]:
@@ -140,6 +136,6 @@ def _same(value: object, neutral: object) -> bool:
 
 
 def _hint(name: str, fields: Mapping[str, Convert]) -> str:
-    known = sorted(fields)
+    known = sorted((*fields, *TERMS))
     closest = difflib.get_close_matches(name[:_HINT_LENGTH], known, n=1)
     return f"; did you mean {closest[0]!r}?" if closest else f"; known: {', '.join(known)}"

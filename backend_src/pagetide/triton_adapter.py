@@ -150,6 +150,10 @@ class TritonPythonModel:
                 sink=lambda output: sender.deliver(stream, output),
                 arrival_s=arrival_s,
                 eos_token_ids=built.eos_token_ids,
+                tenant=parsed.terms.tenant,
+                priority=parsed.terms.priority,
+                timeout_s=parsed.terms.timeout_s,
+                cache_salt=parsed.terms.cache_salt,
             )
         )
         sender.watch(stream)

@@ -20,7 +20,11 @@ Prompt = str | Sequence[Message]
 
 
 class Sampling(TypedDict, total=False):
-    """Sampling parameters; what is left out takes the server's default. Names and meanings are vLLM's."""
+    """Sampling parameters; what is left out takes the server's default. Names and meanings are vLLM's.
+
+    The last four say how to schedule the request: whose it is (tenants share the machine fairly), lower
+    `priority` first among a tenant's own, the longest it may take, and who may share its cached prefix.
+    """
 
     max_tokens: int
     min_tokens: int
@@ -35,6 +39,10 @@ class Sampling(TypedDict, total=False):
     ignore_eos: bool
     logprobs: int | None
     skip_special_tokens: bool
+    tenant: str
+    priority: int
+    timeout_s: float
+    cache_salt: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -160,3 +160,13 @@ def test_http_tells_a_wrong_request_from_a_server_at_fault(triton: Triton) -> No
     status, answer = triton.post("generate", {"text_input": FRANCE, "temperature": -1})
     assert status == 400
     assert json.loads(answer) == {"error": "temperature is -1; it must be a finite number of at least 0"}
+
+
+def test_a_request_whose_time_is_over_ends_with_what_it_has(triton: Triton) -> None:
+    """Also for a named tenant with a priority and a salt of its own: terms come with the sampling."""
+    terms = {"timeout_s": 0.5, "tenant": "acme", "priority": 1, "cache_salt": "s"}
+    asked = {"return_finish_reason": True}
+    sampling = {"temperature": 0, "max_tokens": 8000, "ignore_eos": True} | terms
+    responses = triton.start(FRANCE, sampling=sampling, **asked).all()
+    assert responses[-1].outputs["finish_reason"] == "timeout"
+    assert "".join(each.text for each in responses).startswith(" Paris")

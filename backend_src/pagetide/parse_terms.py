@@ -1,0 +1,57 @@
+"""How a request wants to be scheduled: for whom, how soon, how long, and whose prefixes it may share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from pagetide.parse_values import Convert, integer, real, refuse
+
+MOST_NAME_LENGTH = 256
+MOST_PRIORITY = 10
+MOST_TIMEOUT_S = 86_400.0
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """See `pagetide.request.Request`, which takes these by the same names."""
+
+    tenant: str = ""
+    priority: int = 0
+    timeout_s: float | None = None
+    cache_salt: bytes = b""
+
+
+def name(field: str, value: Any) -> str:
+    """A string that is not too long to be kept for each request."""
+    if not isinstance(value, str) or len(value) > MOST_NAME_LENGTH or not _is_unicode(value):
+        raise refuse(field, value, f"a string of at most {MOST_NAME_LENGTH} characters")
+    return value
+
+
+def salt(field: str, value: Any) -> bytes:
+    return name(field, value).encode()
+
+
+FIELDS: dict[str, Convert] = {
+    "tenant": name,
+    "priority": integer(-MOST_PRIORITY, MOST_PRIORITY),
+    "timeout_s": real(
+        f"a number of seconds above 0, at most {MOST_TIMEOUT_S:.0f}", lambda x: 0 < x <= MOST_TIMEOUT_S
+    ),
+    "cache_salt": salt,
+}
+"""Names that stand among the sampling parameters."""
+
+
+def take_terms(values: dict[str, Any]) -> Terms:
+    """Takes the terms out of `values`; null stands for the default. Raises InvalidArgumentError."""
+    given = {field: values.pop(field) for field in FIELDS if field in values}
+    return Terms(
+        **{field: FIELDS[field](field, value) for field, value in given.items() if value is not None}
+    )
+
+
+def _is_unicode(text: str) -> bool:
+    """False for lone surrogates, which JSON can write and no encoding can."""
+    return not any(0xD800 <= ord(character) <= 0xDFFF for character in text)

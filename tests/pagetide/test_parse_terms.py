@@ -1,0 +1,34 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pagetide.parse_terms import Terms, take_terms
+from pagetide.parse_values import InvalidArgumentError
+
+
+def test_terms_are_taken_out_and_the_rest_stays() -> None:
+    values = {"tenant": "acme", "priority": "-3", "timeout_s": 1.5, "cache_salt": "é", "top_k": 4}
+    assert take_terms(values) == Terms("acme", -3, 1.5, "é".encode())
+    assert values == {"top_k": 4}
+
+
+def test_without_terms_and_with_null_the_defaults_hold() -> None:
+    assert take_terms({"tenant": None, "timeout_s": None}) == Terms()
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"tenant": 3}, "tenant is 3; it must be a string of at most 256 characters"),
+        ({"tenant": "x" * 257}, r"\(259 characters\); it must be a string of at most 256"),
+        ({"cache_salt": "\ud800"}, "cache_salt is .*; it must be a string"),
+        ({"priority": 11}, "priority is 11; it must be a whole number, -10 to 10"),
+        ({"timeout_s": 0}, "timeout_s is 0; it must be a number of seconds above 0, at most 86400"),
+        ({"timeout_s": "nan"}, "timeout_s is 'nan'; it must be"),
+    ],
+)
+def test_wrong_terms_are_refused_with_their_limits(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=message):
+        take_terms(values)
