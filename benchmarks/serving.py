@@ -26,7 +26,7 @@ from pagetide.config import Settings
 
 ROOT = Path(__file__).resolve().parent.parent
 REPOSITORY = ROOT / "model_repository"
-REQUESTS = {1: 6, 8: 32, 32: 96}
+REQUESTS = {1: 4, 8: 16, 32: 64}
 """Requests a run, by concurrency."""
 
 Results = dict[tuple[str, int], list[Numbers]]
