@@ -13,6 +13,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, fields
 from datetime import datetime, timezone
+from itertools import islice
 from pathlib import Path
 
 import torch
@@ -42,29 +43,37 @@ def main() -> None:
     directory = REPOSITORY / "smollm2" / "1"
     values = json.loads((directory / "model.json").read_text())
     engine = EngineAlone(Settings.from_mapping(values), directory)
-    asks = workload.make(max(REQUESTS.values()), engine.encode)
+    asks = [
+        workload.make(sum(REQUESTS.values()), engine.encode, workload.SEED + each)
+        for each in range(options.rounds)
+    ]
     with ThroughTriton(REPOSITORY) as triton:
         subjects: list[Subject] = [engine, triton]
         if not options.without_transformers:
             subjects.append(Transformers(values["model"]))
-        results = measure(subjects, asks, options.rounds, console)
+        results = measure(subjects, asks, console)
     console.print(table(results))
     options.output.write_text(json.dumps(report(results, options.rounds), indent=1) + "\n")
     console.print(f"raw numbers: {options.output}")
 
 
 def measure(
-    subjects: Sequence[Subject], asks: Sequence[workload.Ask], rounds: int, console: Console
+    subjects: Sequence[Subject], rounds: Sequence[Sequence[workload.Ask]], console: Console
 ) -> Results:
-    """Each subject once to warm up, then `rounds` interleaved runs of each at each concurrency."""
+    """Each subject once to warm up, then an interleaved run of each at each concurrency, round by round.
+
+    Every round has prompts of its own, so that no run finds its prefixes cached by the round before.
+    """
     for subject in subjects:
-        subject.run(asks[:2], 2)
+        subject.run(rounds[0][-2:], 2)
     results: Results = {}
-    for round_number in range(1, rounds + 1):
+    for round_number, asks in enumerate(rounds, 1):
+        todo = iter(asks)
         for concurrency, count in REQUESTS.items():
+            own = list(islice(todo, count))
             for subject in subjects:
-                console.print(f"round {round_number}/{rounds}: {subject.name} at {concurrency}")
-                result = numbers(subject.run(asks[:count], concurrency))
+                console.print(f"round {round_number}/{len(rounds)}: {subject.name} at {concurrency}")
+                result = numbers(subject.run(own, concurrency))
                 results.setdefault((subject.name, concurrency), []).append(result)
     return results
 

@@ -6,6 +6,7 @@ import itertools
 import json
 import logging
 import os
+import sys
 import time
 from array import array
 from collections.abc import Mapping, Sequence
@@ -51,6 +52,10 @@ MOST_BYTES_A_TOKEN = 32
 """A prompt with more bytes than this for each token of `max_model_len` is refused before it is tokenised:
 text has about 4, deeply indented code 10."""
 
+SWITCH_S = 0.0002
+"""The engine thread gives the interpreter's lock away at every kernel; with Python's own 5 ms a busy sender
+would keep it that long, several times a step."""
+
 ANSWER_S = 10.0
 """What a broken engine's clients get to be told."""
 
@@ -89,6 +94,7 @@ class TritonPythonModel:
         self._limits = Limits(longest, engine.max_model_len, self._built.vocab_size)
         self._senders = Senders(settings.num_senders, engine.abort, self._metrics)
         self._ids = itertools.count()
+        sys.setswitchinterval(SWITCH_S)
         for part in (self._metrics, self._senders, engine):
             part.start()
 

@@ -136,7 +136,10 @@ REFUSED = [
     ({"presence_penalty": 0.5}, "presence_penalty is 0.5; only 0 is served"),
     ({"guided_decoding": {"choice": ["a"]}}, "it is not served yet, leave it out"),
     ({"temprature": 1}, "unknown sampling parameter 'temprature'; did you mean 'temperature'?"),
-    ({"zzz": 1}, "unknown sampling parameter 'zzz'; known: cache_salt, ignore_eos, include_stop_str_in_output"),
+    (
+        {"zzz": 1},
+        "unknown sampling parameter 'zzz'; known: cache_salt, ignore_eos, include_stop",
+    ),
     ("[1]", "sampling_parameters is [1]; it must be a JSON object"),
     ("", "sampling_parameters is not JSON: Expecting value at line 1, column 1"),
     ('{"top_k": 3,}', "sampling_parameters is not JSON: "),
