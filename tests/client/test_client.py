@@ -9,6 +9,7 @@ from dataclasses import fields
 
 import pytest
 
+from pagetide.parse_terms import Terms
 from pagetide.request import SamplingParams
 from pagetide_client import Cancelled, Client, InvalidRequest, ModelNotFound, Sampling, Timeout, Timeouts
 
@@ -159,4 +160,5 @@ def test_models_lists_versions_and_states(client: Client) -> None:
 
 
 def test_the_client_knows_the_servers_sampling_parameters() -> None:
-    assert set(Sampling.__annotations__) == {field.name for field in fields(SamplingParams)}
+    served = {field.name for kind in (SamplingParams, Terms) for field in fields(kind)}
+    assert set(Sampling.__annotations__) == served
