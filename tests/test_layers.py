@@ -22,7 +22,8 @@ MAX_FUNCTION_LINES = 40
 # Within a chain, no module may reach one that stands in a later group.
 CHAINS = (
     (
-        {"pagetide.config", "pagetide.request", "pagetide.step"},
+        {"pagetide.logit_edits"},
+        {"pagetide.config", "pagetide.token_rules", "pagetide.request", "pagetide.step"},
         {"pagetide.block_pool", "pagetide.grammar", "pagetide.drafter", "pagetide.detokenizer"},
         {"pagetide.scheduler"},
         {"pagetide.engine"},
@@ -32,7 +33,7 @@ CHAINS = (
         {"pagetide_kernels"},
         {"pagetide.layers"},
         {"pagetide.model"},
-        {"pagetide.weights", "pagetide.sampler"},
+        {"pagetide.weights", "pagetide.logits", "pagetide.logprobs", "pagetide.sampler"},
         {"pagetide.runner"},
         {"pagetide.engine"},
         {"pagetide.triton_adapter"},

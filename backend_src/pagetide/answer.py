@@ -116,13 +116,14 @@ class Answer:
     def _add_logprobs(self, token_id: int, logprobs: TokenLogprobs) -> None:
         self._cumulative_logprob += logprobs.logprob
         if self._tells_logprobs:
-            ranks = {top_id: rank for rank, (top_id, _) in enumerate(logprobs.top, 1)}
+            ranks = {token_id: logprobs.rank}
+            ranks |= {top_id: rank for rank, (top_id, _) in enumerate(logprobs.top, 1)}
             told = {token_id: logprobs.logprob} | dict(logprobs.top)
             self._logprobs.append(
-                {each: self._describe(each, value, ranks.get(each)) for each, value in told.items()}
+                {each: self._describe(each, value, ranks[each]) for each, value in told.items()}
             )
 
-    def _describe(self, token_id: int, logprob: float, rank: int | None) -> dict[str, object]:
+    def _describe(self, token_id: int, logprob: float, rank: int) -> dict[str, object]:
         token = self._decoder.decode([token_id], skip_special_tokens=False)
         return {"logprob": logprob, "rank": rank, "decoded_token": token}
 

@@ -57,7 +57,7 @@ class BlockTables:
 
         Blocks `unwritten` until the step runs can be shared in it, but not copied from before it.
         """
-        if self._root is None:
+        if self._root is None or sequence.scores_prompt:
             return Hits([])
         blocks: list[int] = []
         for content_hash in self.chain(sequence):
@@ -69,7 +69,7 @@ class BlockTables:
 
     def chain(self, sequence: Sequence) -> list[bytes]:
         """The hashes of the full blocks that the sequence could hit."""
-        if self._root is None:
+        if self._root is None or sequence.scores_prompt:
             return []
         most = (sequence.num_tokens - 1) // BLOCK_SIZE
         return self._hash_first(sequence, most)[:most]

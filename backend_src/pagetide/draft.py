@@ -6,9 +6,10 @@ from collections.abc import Container
 from dataclasses import dataclass, field
 
 from pagetide.block_tables import BlockTables, Hits
+from pagetide.logit_edits import LogitEdits
 from pagetide.request import Sequence
 from pagetide.stats import Reason
-from pagetide.step import StepPlan
+from pagetide.step import ScoredRows, StepPlan
 
 ABOVE_SHARE_PART = 4
 """Prompts of tenants above their share fill at most this part of a step's budget, one fourth."""
@@ -76,6 +77,8 @@ class Draft:
             self.spare -= num_new * above
         if end == sequence.num_tokens:
             self._sample(sequence)
+        if sequence.scores_prompt:
+            self._score(sequence, start, end)
         self.plan.sequence_ids.append(sequence.id)
         self.plan.token_ids.extend(sequence.tokens[start:end])
         self.plan.num_new.append(num_new)
@@ -86,9 +89,13 @@ class Draft:
         self.published.update(dict.fromkeys(self.tables.publish(sequence, start, end)))
 
     def settle(self) -> None:
-        """The step ran: its KV is there."""
-        for sequence, num_new in zip(self.sequences.values(), self.plan.num_new, strict=True):
+        """The step ran: its KV is there, and the prompts' log-probabilities are known."""
+        sequences = list(self.sequences.values())
+        for sequence, num_new in zip(sequences, self.plan.num_new, strict=True):
             sequence.num_computed += num_new
+        if self.plan.scored is not None:
+            for row, count in zip(self.plan.scored.rows, self.plan.scored.counts, strict=True):
+                sequences[row].num_scored += count
         self._release_sources()
 
     def undo(self) -> None:
@@ -103,11 +110,27 @@ class Draft:
 
     def _sample(self, sequence: Sequence) -> None:
         request, sampled = sequence.request, self.plan.sampled
-        held_back = sequence.num_output_tokens < request.params.min_tokens
+        if request.rules:
+            sampled.edits = sampled.edits or LogitEdits()
+            for rule in request.rules:
+                rule.add_to(sampled.edits, len(sampled.rows), sequence.tokens)
         sampled.rows.append(len(self.plan.num_new))
         sampled.params.append(request.params)
         sampled.seeds.append(sequence.seed)
         sampled.positions.append(sequence.num_tokens)
-        sampled.banned.append(
-            request.eos_token_ids.union(request.params.stop_token_ids) if held_back else frozenset()
-        )
+
+    def _score(self, sequence: Sequence, start: int, end: int) -> None:
+        """Ask for the log-probabilities of prompt tokens that the sequence's tokens `start` to `end` tell.
+
+        After a preemption some are known already.
+        """
+        prompt_ids = sequence.request.prompt_ids
+        first, last = max(start, sequence.num_scored), min(end, len(prompt_ids) - 1)
+        if first >= last:
+            return
+        scored = self.plan.scored = self.plan.scored or ScoredRows()
+        scored.rows.append(len(self.plan.num_new))
+        scored.starts.append(self.plan.num_tokens + first - start)
+        scored.counts.append(last - first)
+        scored.num_top.append(sequence.request.params.prompt_logprobs or 0)
+        scored.targets.extend(prompt_ids[first + 1 : last + 1])

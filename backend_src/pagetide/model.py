@@ -83,6 +83,26 @@ class Decoder:
     head: Head
 
     @torch.inference_mode()
+    def states(
+        self,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        kv_caches: Sequence[torch.Tensor],
+        batch: AttentionBatch,
+    ) -> torch.Tensor:
+        """Runs T tokens and returns what the last layer makes of them, [T, hidden] in the decoder's dtype.
+
+        `token_ids` and `positions` are [T] int64; `kv_caches` holds one [blocks, 2, Hkv, 16, D] a layer,
+        in the decoder's dtype, which receives the tokens' keys and values at `batch.slots`.
+        """
+        rotations = [rotary(positions) for rotary in self.rotaries]
+        return self.stack(self.embedding(token_ids), rotations, kv_caches, batch)
+
+    @torch.inference_mode()
+    def score(self, states: torch.Tensor) -> torch.Tensor:
+        """The float32 logits [S, V] after the tokens of `states` [S, hidden], a row of `states()` each."""
+        return self.head(self.norm(states))
+
     def forward(
         self,
         token_ids: torch.Tensor,
@@ -91,11 +111,5 @@ class Decoder:
         batch: AttentionBatch,
         rows: torch.Tensor,
     ) -> torch.Tensor:
-        """Runs T tokens and returns the float32 logits [S, V] of those that `rows` [S] int64 picks.
-
-        `token_ids` and `positions` are [T] int64; `kv_caches` holds one [blocks, 2, Hkv, 16, D] a layer,
-        in the decoder's dtype, which receives the tokens' keys and values at `batch.slots`.
-        """
-        rotations = [rotary(positions) for rotary in self.rotaries]
-        hidden = self.stack(self.embedding(token_ids), rotations, kv_caches, batch)
-        return self.head(self.norm(hidden[rows]))
+        """As `states`, and the float32 logits [S, V] of those tokens that `rows` [S] int64 picks."""
+        return self.score(self.states(token_ids, positions, kv_caches, batch)[rows])

@@ -11,12 +11,14 @@ from pagetide.parse_terms import FIELDS as TERMS
 from pagetide.parse_values import (
     Convert,
     InvalidArgumentError,
+    biases,
     boolean,
     integer,
     real,
     shown,
     strings,
     token_ids,
+    token_mask,
 )
 from pagetide.request import SamplingParams
 
@@ -26,6 +28,13 @@ _HINT_LENGTH = 64
 
 _INT64 = 2**63
 
+
+def _seed(field: str, value: Any) -> int | None:
+    """-1 asks for a random one, as in vLLM."""
+    seed: int = integer(-_INT64, _INT64 - 1)(field, value)
+    return None if seed == -1 else seed
+
+
 _FIELDS: dict[str, Convert] = {
     "max_tokens": integer(1),
     "min_tokens": integer(0),
@@ -33,7 +42,10 @@ _FIELDS: dict[str, Convert] = {
     "top_k": integer(-1),
     "top_p": real("a number above 0, at most 1", lambda x: 0 < x <= 1),
     "min_p": real("a number from 0 to 1", lambda x: 0 <= x <= 1),
-    "seed": integer(-_INT64, _INT64 - 1),
+    "presence_penalty": real("a number from -2 to 2", lambda x: -2 <= x <= 2),
+    "frequency_penalty": real("a number from -2 to 2", lambda x: -2 <= x <= 2),
+    "repetition_penalty": real("a number from 0.001 to 1000", lambda x: 0.001 <= x <= 1000),
+    "seed": _seed,
     "stop": strings,
     "include_stop_str_in_output": boolean,
     "ignore_eos": boolean,
@@ -44,9 +56,6 @@ _FIELDS: dict[str, Convert] = {
 _NOT_SERVED: dict[str, tuple[object, ...]] = {
     "n": (1,),
     "best_of": (1,),
-    "presence_penalty": (0,),
-    "frequency_penalty": (0,),
-    "repetition_penalty": (1,),
     "length_penalty": (1,),
     "use_beam_search": (False,),
     "early_stopping": (False,),
@@ -54,8 +63,6 @@ _NOT_SERVED: dict[str, tuple[object, ...]] = {
     "detokenize": (True,),
     "spaces_between_special_tokens": (True,),
     "truncate_prompt_tokens": (-1,),
-    "logit_bias": ({},),
-    "allowed_token_ids": (),
     "bad_words": ([], [""], ""),
     "guided_decoding": (),
     "structured_outputs": (),
@@ -72,7 +79,7 @@ def sampling_params(values: Mapping[str, Any], vocab_size: int) -> SamplingParam
 
     Raises InvalidArgumentError for an unknown, wrong or unserved parameter.
     """
-    fields = _FIELDS | {"stop_token_ids": token_ids(vocab_size)}
+    fields = _FIELDS | _fields_of(vocab_size)
     given = {name: value for name, value in values.items() if value is not None}
     for name in [name for name in given if name not in fields]:
         _check_asks_for_nothing(name, given.pop(name), fields)
@@ -82,6 +89,14 @@ def sampling_params(values: Mapping[str, Any], vocab_size: int) -> SamplingParam
             f"min_tokens is {params.min_tokens}; it must be at most max_tokens, {params.max_tokens}"
         )
     return params
+
+
+def _fields_of(vocab_size: int) -> dict[str, Convert]:
+    return {
+        "stop_token_ids": token_ids(vocab_size),
+        "allowed_token_ids": token_mask(vocab_size),
+        "logit_bias": biases(vocab_size),
+    }
 
 
 def load_object(source: str, text: str | bytes) -> dict[str, Any]:

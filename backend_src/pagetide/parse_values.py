@@ -8,7 +8,11 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+from pagetide.logit_edits import TokenMask
+
 MAX_STOP_TOKENS = 256
+MAX_BIASES = 1024
+MAX_BIAS = 100.0
 MAX_STOPS = 64
 MAX_STOP_LENGTH = 1024
 _SHOWN = 80
@@ -81,17 +85,45 @@ def strings(field: str, value: Any) -> tuple[str, ...]:
     return tuple(values)
 
 
-def token_ids(vocab_size: int) -> Convert:
+def token_ids(vocab_size: int, most: int = MAX_STOP_TOKENS) -> Convert:
     one = integer(0, vocab_size - 1)
 
     def convert(field: str, value: Any) -> tuple[int, ...]:
         if not isinstance(value, list):
             raise refuse(field, value, "a list of token ids")
-        if len(value) > MAX_STOP_TOKENS:
-            raise InvalidArgumentError(
-                f"{field} has {len(value)} token ids; at most {MAX_STOP_TOKENS} are served"
-            )
+        if len(value) > most:
+            raise InvalidArgumentError(f"{field} has {len(value)} token ids; at most {most} are served")
         return tuple(one(f"{field}[{index}]", each) for index, each in enumerate(value))
+
+    return convert
+
+
+def token_mask(vocab_size: int) -> Convert:
+    """The tokens that a list names; at least one."""
+    ids = token_ids(vocab_size, most=vocab_size)
+
+    def convert(field: str, value: Any) -> TokenMask:
+        if value == []:
+            raise refuse(field, value, "a list of at least one token id")
+        return TokenMask.of(ids(field, value))
+
+    return convert
+
+
+def biases(vocab_size: int) -> Convert:
+    """An object from token ids to numbers; those beyond 100 either way count as 100, as in OpenAI's API."""
+    token = integer(0, vocab_size - 1)
+    number = real("a finite number", lambda x: True)
+
+    def convert(field: str, value: Any) -> tuple[tuple[int, float], ...]:
+        if not isinstance(value, dict):
+            raise refuse(field, value, "an object from token ids to numbers")
+        if len(value) > MAX_BIASES:
+            raise InvalidArgumentError(f"{field} has {len(value)} tokens; at most {MAX_BIASES} are served")
+        pairs = {
+            token(f"a token of {field}", key): number(f"{field}[{key}]", bias) for key, bias in value.items()
+        }
+        return tuple((key, min(max(bias, -MAX_BIAS), MAX_BIAS)) for key, bias in pairs.items())
 
     return convert
 

@@ -6,9 +6,19 @@ Integers and strings only; nothing here imports torch.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum
+
+from pagetide.logit_edits import TokenMask
+from pagetide.token_rules import (
+    AllowedTokens,
+    BadWords,
+    LogitBias,
+    MinTokens,
+    Penalties,
+    TokenRule,
+)
 
 
 class FinishReason(str, Enum):
@@ -34,8 +44,9 @@ class SamplingParams:
     """How to choose tokens. Names, meanings and defaults are vLLM's.
 
     `temperature` 0 is greedy. `top_k` 0 or -1 and `top_p` 1 keep every token. `seed` None draws one
-    at random; a seeded result depends only on (seed, position). `logprobs` is how many alternatives
-    are reported per token; None reports none.
+    at random; a seeded result depends only on (seed, position). `logprobs` and `prompt_logprobs` are how
+    many alternatives are reported per token, -1 all; None reports nothing. `logit_bias` holds pairs of
+    token and bias; `bad_word_ids` are the spellings in tokens of what must not come.
     """
 
     max_tokens: int = 16
@@ -44,20 +55,36 @@ class SamplingParams:
     top_k: int = 0
     top_p: float = 1.0
     min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    allowed_token_ids: TokenMask | None = None
+    bad_word_ids: tuple[tuple[int, ...], ...] = ()
     seed: int | None = None
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
     skip_special_tokens: bool = True
+
+    @property
+    def penalises(self) -> bool:
+        return bool(self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1)
 
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """The chosen token's log-probability and the most likely `(token_id, logprob)` pairs, best first."""
+    """A token's log-probability and rank (1: none is likelier), and the most likely tokens, best first.
+
+    `top` holds `(token_id, logprob)` pairs. All are of the model's own distribution, before temperature,
+    filters, penalties and bans, as vLLM reports them.
+    """
 
     logprob: float
+    rank: int
     top: tuple[tuple[int, float], ...] = ()
 
 
@@ -80,6 +107,8 @@ class Output:
     """One message from the engine to a request's sender: new tokens, the end, or both.
 
     `logprobs` runs beside `token_ids` when the request asked for log-probabilities, else it is empty.
+    `prompt_logprobs` are those of the prompt's next tokens, the second one's first; all come before or with
+    the first output token.
     The last message of a request has a `finish_reason`; with `ERROR`, `error` says what happened.
     """
 
@@ -89,6 +118,7 @@ class Output:
     stop_reason: int | str | None = None
     error: str | None = None
     stats: RequestStats | None = None
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 Sink = Callable[[Output], None]
@@ -103,6 +133,7 @@ class Request:
     `prompt_ids` is an `array("i")`; `arrival_s` is `time.monotonic()` when the server received it, and
     `timeout_s` counts from there: the request then ends with what it has. `tenant` shares the machine
     with other tenants fairly; `priority` (lower is earlier) orders the requests of one tenant only.
+    `rules` are what the parameters do to the logits; empty for most.
     Several samples of one prompt are several requests with different seeds: they share its blocks.
     """
 
@@ -116,6 +147,26 @@ class Request:
     tenant: str = ""
     priority: int = 0
     timeout_s: float | None = None
+    rules: tuple[TokenRule, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.rules = tuple(self._rules())
+
+    def _rules(self) -> Iterator[TokenRule]:
+        params = self.params
+        if params.allowed_token_ids is not None:
+            yield AllowedTokens(params.allowed_token_ids)
+        if params.bad_word_ids:
+            yield BadWords(params.bad_word_ids, len(self.prompt_ids))
+        if params.min_tokens > 0:
+            stops = array("i", self.eos_token_ids.union(params.stop_token_ids))
+            yield MinTokens(stops, len(self.prompt_ids) + params.min_tokens)
+        if params.logit_bias:
+            yield LogitBias(params.logit_bias)
+        if params.penalises:
+            yield Penalties(
+                params.repetition_penalty, params.presence_penalty, params.frequency_penalty, self.prompt_ids
+            )
 
 
 @dataclass(slots=True, eq=False)
@@ -125,7 +176,8 @@ class Sequence:
     `tokens[:num_computed]` have their KV in `block_table`; `block_hashes[i]` names the content of the
     first `i + 1` blocks' tokens, and the first `num_hit_blocks` of `block_table` were found, not computed.
     Preemption empties `block_table` and sets `num_computed` to 0; `num_charged` tokens have been counted
-    for its tenant, so that none is counted twice.
+    for its tenant, so that none is counted twice. After `num_scored` tokens of the prompt the next one's
+    log-probability is known.
     `seed` (64 bits, unsigned) is the request's, or was drawn for it. Lower ids arrived earlier.
     """
 
@@ -139,6 +191,7 @@ class Sequence:
     block_hashes: list[bytes] = field(default_factory=list)
     num_hit_blocks: int = 0
     num_charged: int = 0
+    num_scored: int = 0
     num_prefix_hit_tokens: int = 0
     num_preemptions: int = 0
     scheduled_s: float | None = None
@@ -148,6 +201,12 @@ class Sequence:
     def num_left(self) -> int:
         """Tokens whose KV is still to be computed before the next one can be sampled."""
         return len(self.tokens) - self.num_computed
+
+    @property
+    def scores_prompt(self) -> bool:
+        """Log-probabilities of its prompt are still to be computed, so it can't skip any of it."""
+        asks = self.request.params.prompt_logprobs is not None
+        return asks and self.num_scored < len(self.request.prompt_ids) - 1
 
     @property
     def is_stream(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from array import array
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -14,11 +15,16 @@ import torch
 from pagetide import sampler
 from pagetide.config import BLOCK_SIZE
 from pagetide.layers import AttentionBatch
+from pagetide.logprobs import describe
 from pagetide.model import Decoder
-from pagetide.step import BlockCopy, StepPlan, StepResult
+from pagetide.request import TokenLogprobs
+from pagetide.step import BlockCopy, ScoredRows, StepPlan, StepResult
 from pagetide_kernels import ops
 
 Ints = npt.NDArray[np.int64]
+
+_SCORED_BYTES = 2**25
+"""Logits that log-probabilities of prompts are read from at a time; their reading takes as much again."""
 
 
 def kv_block_bytes(model: Decoder) -> int:
@@ -54,16 +60,33 @@ class Runner:
         self._copy_blocks(plan.copies)
         batch = _Batch(plan)
         with self._kernels():
-            logits = self._model.forward(
+            states = self._model.states(
                 self._to_device(np.frombuffer(plan.token_ids, np.int32)),
                 self._to_device(batch.positions),
                 self.kv_caches,
                 self._attention(batch),
-                self._to_device(batch.sampled_tokens),
             )
-        if not plan.sampled.params:
-            return StepResult([], [])
-        return StepResult(*sampler.sample(logits, plan.sampled))
+            scores = [] if plan.scored is None else self._score(states, plan.scored)
+            if not plan.sampled.params:
+                return StepResult([], [], scores)
+            logits = self._model.score(states[self._to_device(batch.sampled_tokens)])
+        return StepResult(*sampler.sample(logits, plan.sampled), scores)
+
+    def _score(self, states: torch.Tensor, scored: ScoredRows) -> list[tuple[TokenLogprobs, ...]]:
+        """A few rows' logits at a time: those of a whole step could be more than there is memory."""
+        starts, counts = _ints(scored.starts), _ints(scored.counts)
+        shifts: Ints = np.repeat(starts - np.cumsum(counts) + counts, counts)
+        rows = self._to_device(np.arange(len(shifts)) + shifts)
+        targets = self._to_device(np.frombuffer(scored.targets, np.int32))
+        num_top = np.repeat(_ints(scored.num_top), counts).tolist()
+        most = max(1, _SCORED_BYTES // (4 * self._model.config.vocab_size))
+        found: list[TokenLogprobs] = []
+        for start in range(0, len(num_top), most):
+            part = slice(start, start + most)
+            logprobs = self._model.score(states[rows[part]]).log_softmax(dim=-1)
+            found += describe(logprobs, targets[part], num_top[part])
+        each = iter(found)
+        return [tuple(itertools.islice(each, count)) for count in scored.counts]
 
     def _copy_blocks(self, copies: list[BlockCopy]) -> None:
         """No target is another's source, so all go at once."""

@@ -15,8 +15,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from pagetide.logits import edit, is_nothing_left
+from pagetide.logprobs import describe
 from pagetide.request import SamplingParams, TokenLogprobs
-from pagetide.step import SampledRows
+from pagetide.step import NO_TOKEN, SampledRows
 
 _GREEDY_BELOW = 1e-5
 """A lower temperature overflows float32, and asks for the likeliest token anyway."""
@@ -29,15 +31,21 @@ def sample(logits: torch.Tensor, sampled: SampledRows) -> tuple[list[int], list[
     """Choose one token a row.
 
     Args:
-        logits: [S, V] float32, row i for `sampled`'s entry i. Overwritten where tokens are banned.
-        sampled: parameters, seeds and positions of the S rows.
+        logits: [S, V] float32, row i for `sampled`'s entry i. Overwritten where there are edits.
+        sampled: parameters, seeds and positions of the S rows, and what changes their logits.
     """
-    _ban(logits, sampled.banned)
+    report = _Report(logits, sampled.params)
+    if sampled.edits is not None:
+        edit(logits, sampled.edits)
     tokens = logits.argmax(dim=-1)
+    impossible = None if sampled.edits is None else is_nothing_left(logits, tokens)
     for group in _groups(sampled, logits.shape[-1], logits.device):
         rows = torch.tensor(group.rows, device=logits.device)
         tokens[rows] = group.draw(logits[rows])
-    return tokens.tolist(), _logprobs(logits, tokens, sampled.params)
+    logprobs = report.of(tokens)
+    if impossible is not None:
+        tokens.masked_fill_(impossible, NO_TOKEN)
+    return tokens.tolist(), logprobs
 
 
 def uniform(seeds: npt.NDArray[np.uint64], positions: npt.NDArray[np.uint64]) -> npt.NDArray[np.float64]:
@@ -139,26 +147,24 @@ def _group(
     )
 
 
-def _ban(logits: torch.Tensor, banned: list[frozenset[int]]) -> None:
-    for row, tokens in enumerate(banned):
-        if tokens:
-            logits[row, list(tokens)] = -math.inf
+class _Report:
+    """The log-probabilities that rows ask for, from the logits before edits, temperature and filters.
 
+    vLLM reports these too.
+    """
 
-def _logprobs(
-    logits: torch.Tensor, tokens: torch.Tensor, params: list[SamplingParams]
-) -> list[TokenLogprobs | None]:
-    """From the logits before temperature and filters, as vLLM reports them."""
-    asked = [i for i, p in enumerate(params) if p.logprobs is not None]
-    found: list[TokenLogprobs | None] = [None] * len(params)
-    if not asked:
+    def __init__(self, logits: torch.Tensor, params: Rows[SamplingParams]) -> None:
+        self._num_rows = len(params)
+        self._num_top = {i: p.logprobs for i, p in enumerate(params) if p.logprobs is not None}
+        if self._num_top:
+            self._rows = torch.tensor(list(self._num_top), device=logits.device)
+            self._logprobs = logits[self._rows].log_softmax(dim=-1)
+
+    def of(self, tokens: torch.Tensor) -> list[TokenLogprobs | None]:
+        """`tokens` [S] are the chosen ones."""
+        found: list[TokenLogprobs | None] = [None] * self._num_rows
+        if self._num_top:
+            told = describe(self._logprobs, tokens[self._rows], list(self._num_top.values()))
+            for row, each in zip(self._num_top, told, strict=True):
+                found[row] = each
         return found
-    rows = torch.tensor(asked, device=logits.device)
-    normalised = logits[rows].log_softmax(dim=-1)
-    chosen = normalised.gather(1, tokens[rows, None])[:, 0].tolist()
-    most = max(params[i].logprobs or 0 for i in asked)
-    values, ids = (t.tolist() for t in normalised.topk(most, dim=-1))
-    for at, i in enumerate(asked):
-        count = params[i].logprobs or 0
-        found[i] = TokenLogprobs(chosen[at], tuple(zip(ids[at][:count], values[at][:count], strict=True)))
-    return found

@@ -23,23 +23,17 @@ from pagetide.draft import Draft
 from pagetide.kv_pool import NoTier, Tier
 from pagetide.limits import Limits, check_fits
 from pagetide.policy import Policy
-from pagetide.request import (
-    FinishReason,
-    Output,
-    Request,
-    SamplingParams,
-    Sequence,
-    Status,
-    TokenLogprobs,
-)
+from pagetide.request import FinishReason, Output, Request, SamplingParams, Sequence, Status, TokenLogprobs
 from pagetide.roster import Delivery, Roster
 from pagetide.stats import Reason, Tally
-from pagetide.step import StepPlan, StepResult
+from pagetide.step import NO_TOKEN, StepPlan, StepResult
 from pagetide.step_budget import StepBudget
 from pagetide.tenant_policy import TenantPolicies
 from pagetide.tenants import Tenants
 
 _MOVE_PAUSE_S = 0.001
+
+_NO_TOKEN_LEFT = "no token is left to choose from: together, the request's limits on tokens forbid every one"
 
 
 class Scheduler:
@@ -162,7 +156,9 @@ class Scheduler:
         """Take in what the planned step produced: KV is computed, sampled rows grow by one token."""
         self._draft.settle()
         sequences = list(self._draft.sequences.values())
-        return [
+        scored = zip(plan.scored.rows if plan.scored else (), result.scores, strict=True)
+        scores = [(sequences[row].request, Output(prompt_logprobs=each)) for row, each in scored]
+        return scores + [
             self._append(sequences[row], token, logprobs)
             for row, token, logprobs in zip(plan.sampled.rows, result.token_ids, result.logprobs, strict=True)
         ]
@@ -283,6 +279,9 @@ class Scheduler:
             sequence.num_charged = end
 
     def _append(self, sequence: Sequence, token: int, logprobs: TokenLogprobs | None) -> Delivery:
+        if token == NO_TOKEN:
+            output = Output(finish_reason=FinishReason.ERROR, error=_NO_TOKEN_LEFT)
+            return self._roster.finish(sequence, output)
         sequence.tokens.append(token)
         self._tally.num_generated += 1
         if sequence.first_token_s is None:

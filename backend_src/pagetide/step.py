@@ -9,7 +9,11 @@ from __future__ import annotations
 from array import array
 from dataclasses import dataclass, field
 
+from pagetide.logit_edits import LogitEdits
 from pagetide.request import SamplingParams, TokenLogprobs
+
+NO_TOKEN = -1
+"""In place of a token where what the request allows leaves none."""
 
 
 @dataclass(slots=True)
@@ -17,14 +21,29 @@ class SampledRows:
     """The rows whose last planned token is followed by a new one; all lists run side by side.
 
     `rows` index the plan's rows. `positions` are the new tokens' indices in their sequences: with
-    `seeds` they alone decide the random draw. `banned[i]` are tokens that row i must not get.
+    `seeds` they alone decide the random draw. `edits` is None where no row's logits are changed.
     """
 
     rows: array[int] = field(default_factory=lambda: array("q"))
     params: list[SamplingParams] = field(default_factory=list)
     seeds: array[int] = field(default_factory=lambda: array("Q"))
     positions: array[int] = field(default_factory=lambda: array("Q"))
-    banned: list[frozenset[int]] = field(default_factory=list)
+    edits: LogitEdits | None = None
+
+
+@dataclass(slots=True)
+class ScoredRows:
+    """Prompt tokens whose log-probabilities are asked for; all lists but `targets` run side by side.
+
+    Row `rows[i]` of the plan wants those of `counts[i]` tokens, told by the logits after the plan's tokens
+    from `starts[i]` on, with `num_top[i]` alternatives each. `targets` holds the tokens of all rows, flat.
+    """
+
+    rows: array[int] = field(default_factory=lambda: array("q"))
+    starts: array[int] = field(default_factory=lambda: array("q"))
+    counts: array[int] = field(default_factory=lambda: array("q"))
+    num_top: array[int] = field(default_factory=lambda: array("q"))
+    targets: array[int] = field(default_factory=lambda: array("i"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +62,7 @@ class StepPlan:
     blocks that hold row i's KV up to `num_computed[i] + num_new[i]`; the runner reads it during this
     step only. A row may read blocks that an earlier row of the same step writes: within each layer all
     KV is written before any is read. `copies` come before everything else; no block is the target of two,
-    or source and target at once.
+    or source and target at once. `scored` is None where nobody asks for log-probabilities of a prompt.
     """
 
     sequence_ids: list[int] = field(default_factory=list)
@@ -52,6 +71,7 @@ class StepPlan:
     num_computed: array[int] = field(default_factory=lambda: array("q"))
     block_tables: list[array[int]] = field(default_factory=list)
     sampled: SampledRows = field(default_factory=SampledRows)
+    scored: ScoredRows | None = None
     copies: list[BlockCopy] = field(default_factory=list)
 
     @property
@@ -61,10 +81,12 @@ class StepPlan:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """One token for each entry of `StepPlan.sampled`, in that order.
+    """One token, or NO_TOKEN, for each entry of `StepPlan.sampled`, in that order.
 
-    `logprobs[i]` is None unless row i asked for log-probabilities.
+    `logprobs[i]` is None unless row i asked for log-probabilities. `scores[i]` belongs to entry i of
+    `StepPlan.scored`.
     """
 
     token_ids: list[int]
     logprobs: list[TokenLogprobs | None]
+    scores: list[tuple[TokenLogprobs, ...]] = field(default_factory=list)

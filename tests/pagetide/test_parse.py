@@ -11,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from pagetide.logit_edits import TokenMask
 from pagetide.parse import RETURNED, Limits, ParsedRequest, fit, parse_request
 from pagetide.parse_values import InvalidArgumentError
 from pagetide.request import SamplingParams
@@ -53,6 +54,11 @@ EVERYTHING = {
     "top_k": 40,
     "top_p": 0.9,
     "min_p": 0.1,
+    "presence_penalty": -2,
+    "frequency_penalty": 0.5,
+    "repetition_penalty": 1.1,
+    "logit_bias": {"7": "-3.5", "499": 1e9},
+    "allowed_token_ids": ["1", 499, 0],
     "seed": -(2**63),
     "stop": ["\n", "END"],
     "stop_token_ids": [1, 499],
@@ -61,7 +67,13 @@ EVERYTHING = {
     "logprobs": 3,
     "skip_special_tokens": False,
 }
-EXPECTED = SamplingParams(**(EVERYTHING | {"stop": ("\n", "END"), "stop_token_ids": (1, 499)}))  # type: ignore[arg-type]
+AS_KEPT = {
+    "stop": ("\n", "END"),
+    "stop_token_ids": (1, 499),
+    "logit_bias": ((7, -3.5), (499, 100.0)),
+    "allowed_token_ids": TokenMask.of([0, 1, 499]),
+}
+EXPECTED = SamplingParams(**(EVERYTHING | AS_KEPT))  # type: ignore[arg-type]
 
 
 def test_every_parameter_arrives_by_the_tensor() -> None:
@@ -70,13 +82,14 @@ def test_every_parameter_arrives_by_the_tensor() -> None:
 
 def test_every_parameter_arrives_as_a_string_too() -> None:
     as_strings = {
-        name: value if isinstance(value, list) else str(value).lower() for name, value in EVERYTHING.items()
+        name: value if isinstance(value, (list, dict)) else str(value).lower()
+        for name, value in EVERYTHING.items()
     }
     assert sampling(as_strings) == EXPECTED
 
 
 def test_every_scalar_parameter_arrives_by_the_requests_parameters() -> None:
-    scalars = {name: value for name, value in EVERYTHING.items() if not isinstance(value, list)}
+    scalars = {name: value for name, value in EVERYTHING.items() if not isinstance(value, (list, dict))}
     assert parse(scalars | {"stop": "END"}).params == sampling(scalars | {"stop": "END"})
 
 
@@ -99,7 +112,7 @@ def test_null_stands_for_the_default() -> None:
 
 
 def test_what_asks_for_nothing_is_accepted() -> None:
-    neutral = {"n": 1, "best_of": "1", "presence_penalty": 0.0, "repetition_penalty": 1, "bad_words": [""]}
+    neutral = {"n": 1, "best_of": "1", "presence_penalty": 0, "bad_words": [""], "logit_bias": {}, "seed": -1}
     assert sampling(neutral | {"use_beam_search": False, "detokenize": "true"}) == SamplingParams()
 
 
@@ -133,12 +146,27 @@ REFUSED = [
     ({"ignore_eos": 1}, "ignore_eos is 1; it must be true or false"),
     ({"n": 2}, "n is 2; only 1 is served"),
     ({"n": True}, "n is true; only 1 is served"),
-    ({"presence_penalty": 0.5}, "presence_penalty is 0.5; only 0 is served"),
+    ({"presence_penalty": 2.5}, "presence_penalty is 2.5; it must be a number from -2 to 2"),
+    ('{"presence_penalty": NaN}', "presence_penalty is nan; it must be a number from -2 to 2"),
+    ({"frequency_penalty": "-inf"}, "frequency_penalty is '-inf'; it must be a number from -2 to 2"),
+    ({"frequency_penalty": [1]}, "frequency_penalty is [1]; it must be a number from -2 to 2"),
+    ({"repetition_penalty": 0}, "repetition_penalty is 0; it must be a number from 0.001 to 1000"),
+    ('{"repetition_penalty": 1e999}', "repetition_penalty is inf; it must be a number from 0.001 to 1000"),
+    ({"logit_bias": [1]}, "logit_bias is [1]; it must be an object from token ids to numbers"),
+    ({"logit_bias": {"500": 1}}, "a token of logit_bias is '500'; it must be a whole number, 0 to 499"),
+    ({"logit_bias": {"a": 1}}, "a token of logit_bias is 'a'; it must be a whole number, 0 to 499"),
+    ('{"logit_bias": {"5": NaN}}', "logit_bias[5] is nan; it must be a finite number"),
+    ({"logit_bias": {"5": None}}, "logit_bias[5] is null; it must be a finite number"),
+    ({"logit_bias": dict.fromkeys(range(1025), 1)}, "logit_bias has 1025 tokens; at most 1024 are served"),
+    ({"allowed_token_ids": []}, "allowed_token_ids is []; it must be a list of at least one token id"),
+    ({"allowed_token_ids": 3}, "allowed_token_ids is 3; it must be a list of token ids"),
+    ({"allowed_token_ids": [1, -1]}, "allowed_token_ids[1] is -1; it must be a whole number, 0 to 499"),
+    ({"allowed_token_ids": [1] * 501}, "allowed_token_ids has 501 token ids; at most 500 are served"),
     ({"guided_decoding": {"choice": ["a"]}}, "it is not served yet, leave it out"),
     ({"temprature": 1}, "unknown sampling parameter 'temprature'; did you mean 'temperature'?"),
     (
         {"zzz": 1},
-        "unknown sampling parameter 'zzz'; known: cache_salt, ignore_eos, include_stop",
+        "unknown sampling parameter 'zzz'; known: allowed_token_ids, cache_salt, frequency",
     ),
     ("[1]", "sampling_parameters is [1]; it must be a JSON object"),
     ("", "sampling_parameters is not JSON: Expecting value at line 1, column 1"),
@@ -172,7 +200,7 @@ JSON = st.recursive(
 
 
 @REPEATABLE
-@given(values=st.dictionaries(st.sampled_from([*EVERYTHING, "n", "logit_bias", "bad_words", "x"]), JSON))
+@given(values=st.dictionaries(st.sampled_from([*EVERYTHING, "n", "bad_words", "x"]), JSON))
 def test_any_values_are_taken_or_refused_and_what_is_taken_is_sound(values: dict[str, Any]) -> None:
     try:
         params = sampling(values)

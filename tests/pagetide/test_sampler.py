@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from pagetide import sampler
-from pagetide.request import SamplingParams
-from pagetide.step import SampledRows
+from pagetide.logit_edits import LogitEdits
+from pagetide.request import SamplingParams, TokenLogprobs
+from pagetide.step import NO_TOKEN, SampledRows
 
 VOCAB = 3000
 
@@ -20,7 +21,6 @@ def rows(params: list[SamplingParams], seeds: list[int], positions: list[int]) -
         params=params,
         seeds=array("Q", seeds),
         positions=array("Q", positions),
-        banned=[frozenset()] * len(params),
     )
 
 
@@ -136,8 +136,19 @@ def test_uniform_numbers_fill_the_interval_evenly() -> None:
 def test_banned_tokens_are_never_drawn() -> None:
     logits = torch.tensor([[0.0, 9.0, 1.0]])
     sampled = rows([SamplingParams(temperature=0)], [0], [0])
-    sampled.banned = [frozenset({1})]
+    sampled.edits = LogitEdits()
+    sampled.edits.banned.add(0, array("i", [1]))
     assert sampler.sample(logits, sampled)[0] == [2]
+
+
+@pytest.mark.parametrize("params", MIXED)
+def test_a_row_that_may_get_no_token_gets_none_and_its_neighbours_theirs(params: SamplingParams) -> None:
+    logits = random_logits(3)
+    sampled = rows([params] * 3, [1, 2, 3], [4, 5, 6])
+    alone = sampler.sample(logits.clone(), sampled)[0]
+    sampled.edits = LogitEdits()
+    sampled.edits.banned.add(1, array("i", range(VOCAB)))
+    assert sampler.sample(logits.clone(), sampled)[0] == [alone[0], NO_TOKEN, alone[2]]
 
 
 def test_logprobs_are_of_the_unscaled_distribution_and_only_for_rows_that_ask() -> None:
@@ -151,3 +162,23 @@ def test_logprobs_are_of_the_unscaled_distribution_and_only_for_rows_that_ask() 
     assert logprobs[0].logprob == pytest.approx(float(expected[0, tokens[0]]))
     assert [i for i, _ in logprobs[0].top] == expected[0].topk(2).indices.tolist()
     assert logprobs[2].top == ()
+    assert logprobs[2].rank == 1 + int((expected[2] > expected[2, tokens[2]]).sum())
+
+
+def test_logprobs_are_those_before_anything_was_changed() -> None:
+    """As in vLLM: a banned token that was the likeliest stands first, and the chosen one second."""
+    logits = torch.tensor([[0.0, 9.0, 1.0]])
+    sampled = rows([SamplingParams(temperature=0, logprobs=1)], [0], [0])
+    sampled.edits = LogitEdits()
+    sampled.edits.banned.add(0, array("i", [1]))
+    expected = logits[0].log_softmax(-1).tolist()
+    tokens, (told,) = sampler.sample(logits.clone(), sampled)
+    assert tokens == [2]
+    assert told == TokenLogprobs(pytest.approx(expected[2]), 2, ((1, pytest.approx(expected[1])),))
+
+
+def test_all_logprobs_are_told_when_minus_one_asks_for_them() -> None:
+    logits = random_logits(1)
+    _, (told,) = sampler.sample(logits.clone(), rows([SamplingParams(logprobs=-1)], [0], [0]))
+    assert told is not None
+    assert sorted(token for token, _ in told.top) == list(range(VOCAB))

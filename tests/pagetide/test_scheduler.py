@@ -9,6 +9,7 @@ from simulation.pure_model import EOS, pure_output
 from pagetide.config import BLOCK_SIZE
 from pagetide.limits import AdmissionError
 from pagetide.request import FinishReason
+from pagetide.step import NO_TOKEN, StepResult
 
 
 def world(num_blocks: int = 64, max_step_tokens: int = 32, max_running: int = 8, **kw: bool) -> World:
@@ -150,8 +151,24 @@ def test_min_tokens_bans_the_end_until_enough_came_out() -> None:
     while not w.scheduler.is_idle:
         plan = w.step()
         assert plan is not None
-        banned += plan.sampled.banned
-    assert banned[:3] == [{EOS}, {EOS}, frozenset()]
+        assert plan.sampled.edits is not None
+        banned.append(list(plan.sampled.edits.banned.tokens))
+    assert banned[:3] == [[EOS], [EOS], []]
+
+
+def test_a_sequence_that_may_get_no_token_ends_with_the_reason_and_the_others_go_on() -> None:
+    w = world()
+    stuck, other = w.submit([1, 2], max_tokens=4), w.submit([3, 4], max_tokens=4)
+    plan = w.scheduler.plan()
+    assert plan is not None
+    deliveries = w.scheduler.update(plan, StepResult([NO_TOKEN, 5], [None, None]))
+    outputs = {request.id: output for request, output in deliveries}
+    assert outputs[stuck].finish_reason is FinishReason.ERROR
+    assert "no token is left to choose from" in (outputs[stuck].error or "")
+    assert outputs[other].token_ids == (5,)
+    assert [s.request.id for s in w.scheduler.sequences] == [other]
+    w.abort(other)
+    w.scheduler.check()
 
 
 def test_waiting_requests_start_in_the_order_they_came() -> None:

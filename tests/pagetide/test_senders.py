@@ -263,13 +263,13 @@ def test_the_stop_token_is_no_part_of_the_text_unless_asked_for() -> None:
 
 def test_logprobs_run_with_the_tokens_and_add_up() -> None:
     each = answer(SamplingParams(logprobs=1), frozenset({"logprobs"}))
-    rows = (TokenLogprobs(-1.0, ((98, -0.5),)), TokenLogprobs(-0.25, ((98, -0.25),)))
+    rows = (TokenLogprobs(-1.0, 3, ((98, -0.5),)), TokenLogprobs(-0.25, 1, ((98, -0.25),)))
     each.take(Output(tuple(b"ab"), rows, FinishReason.LENGTH))
     reply = each.reply()
     assert reply is not None
     assert reply.cumulative_logprob == -1.25
     assert reply.logprobs == (
-        '[{"97": {"logprob": -1.0, "rank": null, "decoded_token": "a"}, '
+        '[{"97": {"logprob": -1.0, "rank": 3, "decoded_token": "a"}, '
         '"98": {"logprob": -0.5, "rank": 1, "decoded_token": "b"}}, '
         '{"98": {"logprob": -0.25, "rank": 1, "decoded_token": "b"}}]'
     )

@@ -96,4 +96,12 @@ class PureRunner:
         digests = self.kv[table[: -(-end // BLOCK_SIZE)]].reshape(-1)[:end]
         assert sampled.positions[entry] == end, "the new token's position is not the sequence's end"
         seed = sampled.seeds[entry] if sampled.params[entry].temperature > 0 else None
-        return next_token(digests, seed, sampled.banned[entry])
+        return next_token(digests, seed, _banned(plan, entry))
+
+
+def _banned(plan: StepPlan, entry: int) -> set[int]:
+    edits = plan.sampled.edits
+    if edits is None:
+        return set()
+    pairs = zip(edits.banned.rows, edits.banned.tokens, strict=True)
+    return {token for row, token in pairs if row == entry}
