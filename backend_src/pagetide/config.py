@@ -32,6 +32,8 @@ class Settings:
     `max_model_len` None takes what the checkpoint was trained for. `num_threads` 0 takes every core.
     `tenants` gives shares and limits by name (`tenant_policy.parse_policies`); one step of priority is
     worth `priority_ageing_s` of waiting; no sequence is preempted more than `max_preemptions` times.
+    Streams together get at most `max_responses_per_s` responses, not counting first tokens and ends: beyond
+    that, a stream's tokens are merged; 0 chooses by device.
     `target_itl_ms` is what streams should wait between tokens at most; `offline` wants throughput only.
     """
 
@@ -53,6 +55,7 @@ class Settings:
     offline: bool = False
     num_threads: int = 0
     num_senders: int = 2
+    max_responses_per_s: int = 0
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> Settings:
@@ -75,6 +78,7 @@ class Settings:
         if self.target_itl_ms is not None:
             _above_zero("target_itl_ms", self.target_itl_ms)
         _at_least("num_senders", self.num_senders, 1)
+        _at_least("max_responses_per_s", self.max_responses_per_s, 0)
         if self.max_model_len is not None:
             _at_least("max_model_len", self.max_model_len, 2)
 

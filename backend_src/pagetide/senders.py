@@ -1,7 +1,8 @@
 """Sender threads: tokens from the engine to text, to the clients, and back word of clients that left.
 
-A request stays on one sender, so its tokens stay in order. While a sender waits for one `send`, what
-others produce piles up and goes out as one response each.
+A request stays on one sender, so its tokens stay in order. A response costs the same whether it carries one
+token or five, so a sender sends a bounded number a second: first tokens and ends at once, the rest in rounds,
+and what a stream got between two rounds goes out as one response.
 """
 
 from __future__ import annotations
@@ -9,22 +10,16 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Protocol
 
 from pagetide.answer import Answer, ErrorCode, Failure, Reply
 from pagetide.request import FinishReason, Output, RequestStats
+from pagetide.rounds import Rotation, Rounds
 
 log = logging.getLogger(__name__)
-
-ASK_EACH_S = 0.025
-"""A client is asked for no more often than this whether it is still there."""
-
-ASK_GAP_S = 0.005
-"""A sender asks no more often than this: each time costs a round trip to the server."""
 
 CLIENT_LEFT = Failure(ErrorCode.CANCELLED, "the client cancelled the request")
 
@@ -61,54 +56,22 @@ class Stream:
     request_id: int
     channel: Channel
     answer: Answer
-    arrived: list[tuple[float, Output]] = field(default_factory=list)
     last_token_s: float | None = None
+    has_response: bool = False
     is_open: bool = True
     engine_done: bool = False
     ended_by: FinishReason | None = None
 
 
-class _Rotation:
-    """Whom to ask next if it was cancelled: in turn, running ones and waiting ones alternately."""
-
-    def __init__(self) -> None:
-        self._groups: tuple[OrderedDict[Stream, None], ...] = (OrderedDict(), OrderedDict())
-        self._next_s = 0.0
-
-    def add(self, stream: Stream, running: bool) -> None:
-        self.discard(stream)
-        self._groups[running][stream] = None
-
-    def discard(self, stream: Stream) -> None:
-        for group in self._groups:
-            group.pop(stream, None)
-
-    def wait_s(self, now_s: float) -> float | None:
-        """Until the next question is due; None if there is nobody to ask."""
-        return max(self._next_s - now_s, 0.0) if any(self._groups) else None
-
-    def take_due(self, now_s: float) -> list[Stream]:
-        if now_s < self._next_s:
-            return []
-        due = []
-        for group in filter(None, self._groups):
-            stream = next(iter(group))
-            group.move_to_end(stream)
-            due.append(stream)
-        largest = max(map(len, self._groups))
-        self._next_s = now_s + max(ASK_GAP_S * len(due), ASK_EACH_S / max(largest, 1))
-        return due
-
-
 class Sender:
     """One thread and the streams it serves."""
 
-    def __init__(self, name: str, abort: Abort, listener: Listener) -> None:
+    def __init__(self, name: str, abort: Abort, listener: Listener, most_per_s: float) -> None:
         self._abort = abort
         self._listener = listener
         self._inbox: SimpleQueue[tuple[Stream, float, Output | None] | None] = SimpleQueue()
-        self._rotation = _Rotation()
-        self._ready: OrderedDict[Stream, None] = OrderedDict()
+        self._rotation = Rotation[Stream]()
+        self._rounds = Rounds[Stream](most_per_s)
         self._intervals_s: list[float] = []
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -130,56 +93,59 @@ class Sender:
         self._inbox.put((stream, time.monotonic(), output))
 
     def _run(self) -> None:
-        while not (self._stopping and not self._ready):
+        while not (self._stopping and not self._rounds):
             self._receive()
-            if self._ready:
-                self._serve(self._ready.popitem(last=False)[0])
-            if not self._ready:
+            stream = self._rounds.take(time.monotonic())
+            if stream is None:
                 self._tell_intervals()
+            else:
+                self._guarded(stream, self._respond)
             self._ask()
 
     def _receive(self) -> None:
-        """Take every message that is there; with nothing to send, wait for one or for the next question."""
-        wait_s = 0.0 if self._ready else self._rotation.wait_s(time.monotonic())
+        """Take the messages that are there; wait for one no longer than until something is due."""
+        now_s = time.monotonic()
+        waits = [
+            wait for wait in (self._rounds.wait_s(now_s), self._rotation.wait_s(now_s)) if wait is not None
+        ]
         try:
-            self._file(self._inbox.get(timeout=wait_s))
-            while True:
-                self._file(self._inbox.get_nowait())
+            self._file(self._inbox.get(timeout=min(waits, default=None)))
         except Empty:
             return
+        for _ in range(self._inbox.qsize()):
+            self._file(self._inbox.get())
 
     def _file(self, message: tuple[Stream, float, Output | None] | None) -> None:
         if message is None:
             self._stopping = True
+            self._rounds.wait_no_more()
             return
         stream, now_s, output = message
         if output is not None:
-            stream.arrived.append((now_s, output))
-            self._ready[stream] = None
+            self._guarded(stream, self._take, now_s, output)
         elif stream.is_open and stream.last_token_s is None:
             self._rotation.add(stream, running=False)
 
-    def _serve(self, stream: Stream) -> None:
+    def _guarded(self, stream: Stream, work: Callable[..., None], *details: object) -> None:
+        """What goes wrong with one stream ends that one."""
         try:
-            self._take_arrived(stream)
-            if stream.is_open:
-                self._respond(stream)
+            work(stream, *details)
         except Exception as error:
             log.exception("request %d: its response was not sent", stream.request_id)
             if stream.is_open:
                 self._fail(stream, Failure(ErrorCode.INTERNAL, f"the response was not sent: {error}"))
 
-    def _take_arrived(self, stream: Stream) -> None:
-        arrived, stream.arrived = stream.arrived, []
-        for now_s, output in arrived:
-            if output.token_ids:
-                self._note_interval(stream, now_s)
-            if stream.is_open:
-                stream.answer.take(output)
-            if output.finish_reason is not None:
-                stream.engine_done = True
-                reason = stream.ended_by or stream.answer.finish_reason or output.finish_reason
-                self._listener.on_finished(reason, output.stats)
+    def _take(self, stream: Stream, now_s: float, output: Output) -> None:
+        if output.token_ids:
+            self._note_interval(stream, now_s)
+        if stream.is_open:
+            stream.answer.take(output)
+            is_over = stream.answer.ended or stream.answer.failure is not None
+            self._rounds.add(stream, urgent=is_over or not stream.has_response)
+        if output.finish_reason is not None:
+            stream.engine_done = True
+            reason = stream.ended_by or stream.answer.finish_reason or output.finish_reason
+            self._listener.on_finished(reason, output.stats)
 
     def _note_interval(self, stream: Stream, now_s: float) -> None:
         if stream.last_token_s is not None:
@@ -194,6 +160,8 @@ class Sender:
             self._intervals_s.clear()
 
     def _respond(self, stream: Stream) -> None:
+        if not stream.is_open:
+            return
         answer = stream.answer
         if answer.failure is not None:
             self._fail(stream, answer.failure)
@@ -203,6 +171,8 @@ class Sender:
             return
         if reply.finish_reason is not None:
             self._close(stream, reply.finish_reason)
+        stream.has_response = True
+        self._rounds.count_response()
         stream.channel.send(reply, final=reply.finish_reason is not None)
 
     def _fail(self, stream: Stream, failure: Failure) -> None:
@@ -237,10 +207,12 @@ class Sender:
 
 
 class Senders:
-    """A few senders; requests are dealt out in turn."""
+    """A few senders; requests are dealt out in turn. Together they send `most_per_s` responses a second."""
 
-    def __init__(self, count: int, abort: Abort, listener: Listener) -> None:
-        self._senders = [Sender(f"pagetide-sender-{i}", abort, listener) for i in range(count)]
+    def __init__(self, count: int, abort: Abort, listener: Listener, most_per_s: float) -> None:
+        self._senders = [
+            Sender(f"pagetide-sender-{i}", abort, listener, most_per_s / count) for i in range(count)
+        ]
 
     def __getitem__(self, request_id: int) -> Sender:
         """The sender of that request, always the same one."""

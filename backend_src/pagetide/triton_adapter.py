@@ -92,7 +92,9 @@ class TritonPythonModel:
         engine = self._built.engine
         longest = min(settings.max_prompt_bytes, engine.max_model_len * MOST_BYTES_A_TOKEN)
         self._limits = Limits(longest, engine.max_model_len, self._built.vocab_size)
-        self._senders = Senders(settings.num_senders, engine.abort, self._metrics)
+        self._senders = Senders(
+            settings.num_senders, engine.abort, self._metrics, self._built.max_responses_per_s
+        )
         self._ids = itertools.count()
         sys.setswitchinterval(SWITCH_S)
         for part in (self._metrics, self._senders, engine):

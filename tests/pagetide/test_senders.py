@@ -12,7 +12,8 @@ import pytest
 from pagetide.answer import Answer, ErrorCode, Failure, Reply
 from pagetide.parse import ParsedRequest
 from pagetide.request import FinishReason, Output, RequestStats, SamplingParams, TokenLogprobs
-from pagetide.senders import ASK_GAP_S, Sender, Senders, Stream
+from pagetide.rounds import ASK_GAP_S
+from pagetide.senders import Sender, Senders, Stream
 
 STATS = RequestStats(1, 1, 0, 0, 0.0, 0.0, 0.0, 0.0)
 DEADLINE_S = 30.0
@@ -114,7 +115,7 @@ class World:
 @pytest.fixture
 def world() -> Iterator[World]:
     engine = Engine()
-    sender = Sender("sender", engine.abort, engine)
+    sender = Sender("sender", engine.abort, engine, most_per_s=1000.0)
     sender.start()
     world = World(engine, sender)
     yield world
@@ -147,6 +148,33 @@ def test_tokens_that_pile_up_behind_a_slow_send_go_out_as_one_response(world: Wo
     assert client.sent[0] == "a"
     assert "".join(client.sent) == "abcdefg"
     assert len(client.sent) <= 3
+
+
+def test_beyond_the_rate_a_stream_gets_its_first_token_and_its_end_at_once_and_the_rest_merged() -> None:
+    engine = Engine()
+    sender = Sender("sender", engine.abort, engine, most_per_s=0.01)
+    sender.start()
+    client, deliver = World(engine, sender).open()
+    deliver("a")
+    assert client.sending.wait(DEADLINE_S)
+    for letter in "bcd":
+        deliver(letter)
+    deliver("e", FinishReason.LENGTH)
+    client.wait()
+    sender.stop(DEADLINE_S)
+    assert client.sent == ["a", "bcde"]
+
+
+def test_a_sender_that_stops_first_sends_what_waits_for_its_round() -> None:
+    engine = Engine()
+    sender = Sender("sender", engine.abort, engine, most_per_s=0.01)
+    sender.start()
+    client, deliver = World(engine, sender).open()
+    deliver("a")
+    assert client.sending.wait(DEADLINE_S)
+    deliver("b")
+    sender.stop(DEADLINE_S)
+    assert client.sent == ["a", "b"]
 
 
 def test_not_streaming_is_one_response(world: World) -> None:
@@ -243,7 +271,7 @@ def test_intervals_are_told_between_responses_with_tokens(world: World) -> None:
 
 def test_a_request_stays_on_its_sender_and_requests_are_dealt_out() -> None:
     engine = Engine()
-    senders = Senders(3, engine.abort, engine)
+    senders = Senders(3, engine.abort, engine, most_per_s=1000.0)
     assert [senders[i] is senders[i] for i in range(9)] == [True] * 9
     assert len({id(senders[i]) for i in range(9)}) == 3
 

@@ -79,12 +79,19 @@ class Run {
       {
         num_threads_ = omp_get_num_threads();
         barrier_.set_size(num_threads_);
+        shares_.set_size(num_threads_);
       }
-      run_layers(omp_get_thread_num());
+      run_layers({omp_get_thread_num(), 0});
     }
   }
 
  private:
+  // A thread on its way through the step, and the products it has come to.
+  struct Member {
+    int thread;
+    int round;
+  };
+
   void reserve_rows(size_t element_size) {
     const auto reserve = [&](Buffer& buffer, int64_t size) {
       buffer.reserve(element_size * static_cast<size_t>(step_.num_tokens * size));
@@ -116,13 +123,14 @@ class Run {
 
   Range tokens_of(int thread) const { return share_of(thread, num_threads_, step_.num_tokens); }
 
-  void run_layers(int thread) {
+  void run_layers(Member member) {
+    const int thread = member.thread;
     const std::vector<DecoderLayer>& layers = decoder_.layers;
     add_and_norm(thread, nullptr, {}, &layers.front().attn_in);
     for (size_t i = 0; i < layers.size(); ++i) {
-      attend(thread, layers[i], step_.kv_caches[i]);
+      attend(member, layers[i], step_.kv_caches[i]);
       add_and_norm(thread, rows_.added.get(), layers[i].attn_out, &layers[i].ffn_in);
-      feed_forward(thread, layers[i]);
+      feed_forward(member, layers[i]);
       const DecoderNorm* next = i + 1 < layers.size() ? &layers[i + 1].attn_in : nullptr;
       add_and_norm(thread, rows_.added.get(), layers[i].ffn_out, next);
     }
@@ -139,8 +147,9 @@ class Run {
     barrier_.wait();
   }
 
-  void attend(int thread, const DecoderLayer& layer, void* kv_cache) {
-    multiply(thread, layer.qkv, rows_.normed.get(), shape_.hidden_size, rows_.qkv.get());
+  void attend(Member& member, const DecoderLayer& layer, void* kv_cache) {
+    const int thread = member.thread;
+    multiply(member, layer.qkv, rows_.normed.get(), shape_.hidden_size, rows_.qkv.get());
     if (thread == 0) {
       items_.refill();
       merges_.refill();
@@ -151,7 +160,7 @@ class Run {
     row_kernels_.rotate_and_store(rotary, tokens_of(thread));
     barrier_.wait();
     look_up(thread, layer, kv_cache);
-    multiply(thread, layer.out, rows_.attended.get(), shape_.query_size(), rows_.added.get());
+    multiply(member, layer.out, rows_.attended.get(), shape_.query_size(), rows_.added.get());
     barrier_.wait();
   }
 
@@ -174,25 +183,34 @@ class Run {
     for (size_t i = queue.take(); i < items.size(); i = queue.take()) work(call, items[i], scratch);
   }
 
-  void feed_forward(int thread, const DecoderLayer& layer) {
+  void feed_forward(Member& member, const DecoderLayer& layer) {
     const int width = shape_.intermediate_size, columns = width / kLanes;
     const LinearCall call =
         linear_call(layer.gate_up, rows_.normed.get(), shape_.hidden_size, rows_.gate_up.get());
-    const Share share = share_of(thread, num_threads_, step_.num_tokens, columns);
-    linear_.project(call, share.tokens, share.columns);
-    linear_.project(call, share.tokens, {columns + share.columns.begin, columns + share.columns.end});
-    row_kernels_.activate({rows_.gate_up.get(), width, layer.activation}, share.tokens,
-                          {share.columns.begin * kLanes, share.columns.end * kLanes});
+    shares_.work_through(
+        member.thread, next_round(member, columns), [&](Range tokens, Range gates, Range next) {
+          const Range ups{columns + gates.begin, columns + gates.end};
+          linear_.project(call, tokens, gates, ups);
+          linear_.project(call, tokens, ups, next);
+          row_kernels_.activate({rows_.gate_up.get(), width, layer.activation}, tokens,
+                                {gates.begin * kLanes, gates.end * kLanes});
+        });
     barrier_.wait();
-    multiply(thread, layer.down, rows_.gate_up.get(), 2 * int64_t{width}, rows_.added.get());
+    multiply(member, layer.down, rows_.gate_up.get(), 2 * int64_t{width}, rows_.added.get());
     barrier_.wait();
   }
 
-  void multiply(int thread, const DecoderLinear& linear, const void* input, int64_t input_stride,
-                void* out) const {
+  void multiply(Member& member, const DecoderLinear& linear, const void* input, int64_t input_stride,
+                void* out) {
     const LinearCall call = linear_call(linear, input, input_stride, out);
-    const Share share = share_of(thread, num_threads_, step_.num_tokens, call.num_columns);
-    linear_.project(call, share.tokens, share.columns);
+    shares_.work_through(member.thread, next_round(member, call.num_columns),
+                         [&](Range tokens, Range columns, Range next) {
+                           linear_.project(call, tokens, columns, next);
+                         });
+  }
+
+  Shares::Round next_round(Member& member, int num_columns) const {
+    return {++member.round, step_.num_tokens, num_columns};
   }
 
   LinearCall linear_call(const DecoderLinear& linear, const void* input, int64_t input_stride,
@@ -221,6 +239,7 @@ class Run {
   int num_threads_;
   std::vector<AttentionPlan> plans_;
   Barrier barrier_;
+  Shares shares_;
   Queue items_;
   Queue merges_;
 };

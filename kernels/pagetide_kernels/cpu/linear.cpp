@@ -50,7 +50,7 @@ void project_all(const LinearCall& call, const LinearKernels& kernels) {
 #pragma omp parallel for schedule(static) if (count > 1)
   for (int i = 0; i < count; ++i) {
     kernels.project(call, share(i % grid.token_shares, grid.token_shares, call.num_tokens),
-                    share(i / grid.token_shares, grid.column_shares, call.num_columns));
+                    share(i / grid.token_shares, grid.column_shares, call.num_columns), {0, 0});
   }
 }
 

@@ -24,8 +24,9 @@ struct LinearCall {
 };
 
 struct LinearKernels {
-  // Computes some tokens' outputs in some columns.
-  void (*project)(const LinearCall&, Range tokens, Range columns);
+  // Computes some tokens' outputs in some columns. The weights of the columns `next`, if any, are on their way
+  // to the cache when it returns.
+  void (*project)(const LinearCall&, Range tokens, Range columns, Range next);
 };
 
 #define PAGETIDE_DECLARE_LINEAR(isa)      \

@@ -35,10 +35,10 @@ class Projection {
  public:
   explicit Projection(const LinearCall& call) : call_(call), depth_(call.in_features / kPerWord) {}
 
-  void run(Range tokens, Range columns) {
+  void run(Range tokens, Range columns, Range after) {
     for (int column = columns.begin; column < columns.end; column += kMaxColumns) {
       const Range tile = first(kMaxColumns, {column, columns.end});
-      const Range next = first(kMaxColumns, {tile.end, columns.end});
+      const Range next = first(kMaxColumns, tile.end < columns.end ? Range{tile.end, columns.end} : after);
       for (int token = tokens.begin; token < tokens.end; token += kTileRows) {
         run_tile(first(kTileRows, {token, tokens.end}), tile, next);
       }
@@ -127,8 +127,8 @@ class Projection {
 };
 
 template <class Element>
-void project(const LinearCall& call, Range tokens, Range columns) {
-  Projection<Element>(call).run(tokens, columns);
+void project(const LinearCall& call, Range tokens, Range columns, Range next) {
+  Projection<Element>(call).run(tokens, columns, next);
 }
 
 }  // namespace
