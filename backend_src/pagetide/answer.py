@@ -11,6 +11,9 @@ from pagetide.detokenizer import Decoder, Detokenizer
 from pagetide.parse import ParsedRequest
 from pagetide.request import FinishReason, Output, SamplingParams, TokenLogprobs
 
+Told = dict[int, dict[str, object]]
+"""One token's log-probability and its alternatives', by token id, as the Triton vLLM backend shapes them."""
+
 
 class ErrorCode(Enum):
     """How a request failed; the names are Triton's error codes."""
@@ -32,7 +35,8 @@ class Reply:
     """One response. Counts and log-probabilities are of the tokens since the reply before.
 
     `logprobs` is a JSON list with an object per token, keyed by token id, or "null" if the request did
-    not ask; `cumulative_logprob` runs over the whole output. The last reply has a `finish_reason`.
+    not ask; `prompt_logprobs`, of the first reply only, is the same for the prompt, whose first token has
+    null. `cumulative_logprob` runs over the whole output. The last reply has a `finish_reason`.
     """
 
     text: str
@@ -40,6 +44,7 @@ class Reply:
     num_output_tokens: int
     cumulative_logprob: float
     logprobs: str
+    prompt_logprobs: str
     finish_reason: FinishReason | None
 
 
@@ -54,14 +59,16 @@ class Answer:
         params = parsed.params
         self._params = params
         self._decoder = decoder
-        self._num_prompt_tokens = len(prompt_ids)
+        self._prompt_ids = prompt_ids
         self._detokenizer = _detokenizer(params, prompt_ids, decoder)
         self._in_pieces = parsed.stream
         self._tells_logprobs = "logprobs" in parsed.returned and params.logprobs is not None
+        tells_prompt = "prompt_logprobs" in parsed.returned and params.prompt_logprobs is not None
+        self._prompt_logprobs: list[Told | None] | None = [None] if tells_prompt else None
         self._text = parsed.echo
         self._num_tokens = 0
         self._cumulative_logprob = 0.0
-        self._logprobs: list[dict[int, dict[str, object]]] = []
+        self._logprobs: list[Told] = []
         self.finish_reason: FinishReason | None = None
         self.failure: Failure | None = None
 
@@ -73,7 +80,9 @@ class Answer:
         if self.ended:
             return
         self.failure = _failure(output)
-        self._add_tokens(output)
+        self._add_prompt(output)
+        if output.token_ids:
+            self._add_tokens(output)
         if output.finish_reason is not None and not self.ended:
             self._end(output.finish_reason)
 
@@ -83,13 +92,14 @@ class Answer:
             return None
         reply = Reply(
             text=self._text,
-            num_prompt_tokens=self._num_prompt_tokens,
+            num_prompt_tokens=len(self._prompt_ids),
             num_output_tokens=self._num_tokens,
             cumulative_logprob=self._cumulative_logprob,
             logprobs=json.dumps(self._logprobs) if self._tells_logprobs else "null",
+            prompt_logprobs=json.dumps(self._prompt_logprobs),
             finish_reason=self.finish_reason,
         )
-        self._text, self._num_tokens, self._logprobs = "", 0, []
+        self._text, self._num_tokens, self._logprobs, self._prompt_logprobs = "", 0, [], None
         return reply
 
     def _add_tokens(self, output: Output) -> None:
@@ -116,12 +126,18 @@ class Answer:
     def _add_logprobs(self, token_id: int, logprobs: TokenLogprobs) -> None:
         self._cumulative_logprob += logprobs.logprob
         if self._tells_logprobs:
-            ranks = {token_id: logprobs.rank}
-            ranks |= {top_id: rank for rank, (top_id, _) in enumerate(logprobs.top, 1)}
-            told = {token_id: logprobs.logprob} | dict(logprobs.top)
-            self._logprobs.append(
-                {each: self._describe(each, value, ranks[each]) for each, value in told.items()}
-            )
+            self._logprobs.append(self._told(token_id, logprobs))
+
+    def _add_prompt(self, output: Output) -> None:
+        if self._prompt_logprobs is not None:
+            for logprobs in output.prompt_logprobs:
+                token_id = self._prompt_ids[len(self._prompt_logprobs)]
+                self._prompt_logprobs.append(self._told(token_id, logprobs))
+
+    def _told(self, token_id: int, logprobs: TokenLogprobs) -> Told:
+        ranks = {token_id: logprobs.rank} | {each: rank for rank, (each, _) in enumerate(logprobs.top, 1)}
+        told = {token_id: logprobs.logprob} | dict(logprobs.top)
+        return {each: self._describe(each, value, ranks[each]) for each, value in told.items()}
 
     def _describe(self, token_id: int, logprob: float, rank: int) -> dict[str, object]:
         token = self._decoder.decode([token_id], skip_special_tokens=False)
@@ -135,6 +151,7 @@ def _detokenizer(params: SamplingParams, prompt_ids: Sequence[int], decoder: Dec
         stops=params.stop,
         include_stop=params.include_stop_str_in_output,
         skip_special_tokens=params.skip_special_tokens,
+        spaces_between_special_tokens=params.spaces_between_special_tokens,
         min_tokens=params.min_tokens,
     )
 

@@ -76,6 +76,29 @@ class TextStream:
         return self._decoder.decode(ids, skip_special_tokens=self._skip) if ids else ""
 
 
+class UnspacedSpecials:
+    """A text stream without what the decoder puts between two special tokens, as vLLM takes it away."""
+
+    def __init__(self, decoder: Decoder, stream: TextStream) -> None:
+        self._decoder = decoder
+        self._stream = stream
+        self._after_special = False
+
+    def feed(self, token_ids: Sequence[int]) -> str:
+        return "".join(self._feed_one(token_id) for token_id in token_ids)
+
+    def finish(self) -> str:
+        return self._stream.finish()
+
+    def _feed_one(self, token_id: int) -> str:
+        text = self._stream.feed((token_id,))
+        is_special = not self._decoder.decode((token_id,), skip_special_tokens=True)
+        if is_special and self._after_special:
+            text = self._decoder.decode((token_id,), skip_special_tokens=False)
+        self._after_special = is_special
+        return text
+
+
 class StopMatcher:
     """Finds the stop string that is complete first, and holds back what may be the start of one."""
 
@@ -136,9 +159,12 @@ class Detokenizer:
         stops: Sequence[str] = (),
         include_stop: bool = False,
         skip_special_tokens: bool = True,
+        spaces_between_special_tokens: bool = True,
         min_tokens: int = 0,
     ) -> None:
-        self._stream = TextStream(decoder, prompt_ids, skip_special_tokens)
+        stream = TextStream(decoder, prompt_ids, skip_special_tokens)
+        unspaced = not (skip_special_tokens or spaces_between_special_tokens)
+        self._stream = UnspacedSpecials(decoder, stream) if unspaced else stream
         self._matcher = StopMatcher(stops, include_stop) if stops else None
         self._num_unchecked = min_tokens
 

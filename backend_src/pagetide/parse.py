@@ -20,7 +20,14 @@ from pagetide.request import SamplingParams
 
 Tensors = Mapping[str, npt.NDArray[Any]]
 
-RETURNED = ("finish_reason", "cumulative_logprob", "logprobs", "num_input_tokens", "num_output_tokens")
+RETURNED = (
+    "finish_reason",
+    "cumulative_logprob",
+    "logprobs",
+    "prompt_logprobs",
+    "num_input_tokens",
+    "num_output_tokens",
+)
 """Outputs a client gets beside the text if it sets `return_<name>`."""
 
 OPTIONS = ("stream", "exclude_input_in_output", *(f"return_{name}" for name in RETURNED))
@@ -72,6 +79,14 @@ def parse_request(tensors: Tensors, parameters: str, limits: Limits) -> ParsedRe
         params = replace(params, logprobs=0)
     echo = _echo(prompt, options)
     return ParsedRequest(prompt, echo, bool(options["stream"]), returned, params, terms, messages)
+
+
+def truncate(prompt_ids: Sequence[int], params: SamplingParams, limits: Limits) -> Sequence[int]:
+    """The last `truncate_prompt_tokens`; -1 keeps what leaves room for `max_tokens`, as vLLM does."""
+    most = params.truncate_prompt_tokens
+    if most is None:
+        return prompt_ids
+    return prompt_ids[-(most if most > 0 else max(1, limits.max_model_len - params.max_tokens)) :]
 
 
 def fit(prompt_ids: Sequence[int], params: SamplingParams, limits: Limits) -> SamplingParams:

@@ -19,6 +19,8 @@ from pagetide.parse_values import (
     strings,
     token_ids,
     token_mask,
+    truncation,
+    words,
 )
 from pagetide.request import SamplingParams
 
@@ -45,12 +47,16 @@ _FIELDS: dict[str, Convert] = {
     "presence_penalty": real("a number from -2 to 2", lambda x: -2 <= x <= 2),
     "frequency_penalty": real("a number from -2 to 2", lambda x: -2 <= x <= 2),
     "repetition_penalty": real("a number from 0.001 to 1000", lambda x: 0.001 <= x <= 1000),
+    "bad_words": words,
     "seed": _seed,
     "stop": strings,
     "include_stop_str_in_output": boolean,
     "ignore_eos": boolean,
     "logprobs": integer(0, MAX_LOGPROBS),
+    "prompt_logprobs": integer(0, MAX_LOGPROBS),
+    "truncate_prompt_tokens": truncation,
     "skip_special_tokens": boolean,
+    "spaces_between_special_tokens": boolean,
 }
 
 _NOT_SERVED: dict[str, tuple[object, ...]] = {
@@ -59,11 +65,7 @@ _NOT_SERVED: dict[str, tuple[object, ...]] = {
     "length_penalty": (1,),
     "use_beam_search": (False,),
     "early_stopping": (False,),
-    "prompt_logprobs": (),
     "detokenize": (True,),
-    "spaces_between_special_tokens": (True,),
-    "truncate_prompt_tokens": (-1,),
-    "bad_words": ([], [""], ""),
     "guided_decoding": (),
     "structured_outputs": (),
     "response_format": (),

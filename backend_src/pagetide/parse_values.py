@@ -50,6 +50,14 @@ def integer(least: int, most: int | None = None) -> Convert:
     return convert
 
 
+def truncation(field: str, value: Any) -> int:
+    """How many tokens to keep; -1: as many as there is room for."""
+    number = _whole(value)
+    if number is None or number < -1 or number == 0:
+        raise refuse(field, value, "a whole number of at least 1, or -1")
+    return number
+
+
 def real(limit: str, accepts: Callable[[float], bool]) -> Convert:
     """Finite numbers that `accepts`; `"0.5"` counts as 0.5, `true` does not count as 1."""
 
@@ -83,6 +91,13 @@ def strings(field: str, value: Any) -> tuple[str, ...]:
             f"{field} has a string of {longest} characters; at most {MAX_STOP_LENGTH} are served"
         )
     return tuple(values)
+
+
+def words(field: str, value: Any) -> tuple[str, ...]:
+    """As `strings`, but empty ones ask for nothing: LiteLLM always sends `[""]`."""
+    values = [value] if isinstance(value, str) else value
+    kept = [each for each in values if each != ""] if isinstance(values, list) else values
+    return strings(field, kept)
 
 
 def token_ids(vocab_size: int, most: int = MAX_STOP_TOKENS) -> Convert:

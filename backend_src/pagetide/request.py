@@ -46,7 +46,7 @@ class SamplingParams:
     `temperature` 0 is greedy. `top_k` 0 or -1 and `top_p` 1 keep every token. `seed` None draws one
     at random; a seeded result depends only on (seed, position). `logprobs` and `prompt_logprobs` are how
     many alternatives are reported per token, -1 all; None reports nothing. `logit_bias` holds pairs of
-    token and bias; `bad_word_ids` are the spellings in tokens of what must not come.
+    token and bias; `bad_word_ids` are the spellings of `bad_words` in tokens (`bad_words.spell`).
     """
 
     max_tokens: int = 16
@@ -60,6 +60,7 @@ class SamplingParams:
     repetition_penalty: float = 1.0
     logit_bias: tuple[tuple[int, float], ...] = ()
     allowed_token_ids: TokenMask | None = None
+    bad_words: tuple[str, ...] = ()
     bad_word_ids: tuple[tuple[int, ...], ...] = ()
     seed: int | None = None
     stop: tuple[str, ...] = ()
@@ -68,7 +69,9 @@ class SamplingParams:
     ignore_eos: bool = False
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    truncate_prompt_tokens: int | None = None
     skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True
 
     @property
     def penalises(self) -> bool:

@@ -17,12 +17,13 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 
 from pagetide.answer import Answer, ErrorCode, Failure, Reply
+from pagetide.bad_words import spell
 from pagetide.chat_template import ChatTemplateError
 from pagetide.engine import UnavailableError
 from pagetide.limits import AdmissionError
 from pagetide.metric_series import CounterHandle, GaugeHandle, Labels
 from pagetide.metrics import Metrics
-from pagetide.parse import OPTIONS, Limits, ParsedRequest, fit, parse_request
+from pagetide.parse import OPTIONS, Limits, ParsedRequest, fit, parse_request, truncate
 from pagetide.parse_values import InvalidArgumentError
 from pagetide.request import Request
 from pagetide.senders import Senders, Stream
@@ -44,6 +45,7 @@ OUTPUTS: tuple[tuple[str, str, list[int]], ...] = (
     ("finish_reason", "TYPE_STRING", [-1]),
     ("cumulative_logprob", "TYPE_FP32", [-1]),
     ("logprobs", "TYPE_STRING", [-1]),
+    ("prompt_logprobs", "TYPE_STRING", [-1]),
     ("num_input_tokens", "TYPE_UINT32", [1]),
     ("num_output_tokens", "TYPE_UINT32", [-1]),
 )
@@ -146,7 +148,9 @@ class TritonPythonModel:
 
     def _enqueue(self, parsed: ParsedRequest, channel: _Channel, arrival_s: float) -> None:
         built = self._built
-        prompt_ids = array("i", _encode(parsed, built.tokenizer))
+        encoded = _encode(parsed, built.tokenizer)
+        prompt_ids = array("i", truncate(encoded, parsed.params, self._limits))
+        params = fit(prompt_ids, parsed.params, self._limits)
         request_id = next(self._ids)
         stream = Stream(request_id, channel, Answer(parsed, prompt_ids, built.tokenizer))
         sender = self._senders[request_id]
@@ -154,7 +158,7 @@ class TritonPythonModel:
             Request(
                 id=request_id,
                 prompt_ids=prompt_ids,
-                params=fit(prompt_ids, parsed.params, self._limits),
+                params=spell(params, built.tokenizer, built.vocab_size),
                 sink=lambda output: sender.deliver(stream, output),
                 arrival_s=arrival_s,
                 eos_token_ids=built.eos_token_ids,
@@ -207,8 +211,8 @@ def _tensor(name: str, reply: Reply) -> Any:
     """An additional output; a reply that is not the last has the finish reason "None", as vLLM's has."""
     if name == "finish_reason":
         return _strings(name, reply.finish_reason.value if reply.finish_reason else "None")
-    if name == "logprobs":
-        return _strings(name, reply.logprobs)
+    if name in ("logprobs", "prompt_logprobs"):
+        return _strings(name, getattr(reply, name))
     if name == "cumulative_logprob":
         return pb_utils.Tensor(name, np.array([reply.cumulative_logprob], dtype=np.float32))
     count = reply.num_prompt_tokens if name == "num_input_tokens" else reply.num_output_tokens

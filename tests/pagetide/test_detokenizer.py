@@ -9,10 +9,12 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tokenizers import Tokenizer, models
 
 from pagetide import tokenizer
 from pagetide.build import resolve
 from pagetide.detokenizer import Decoder, Detokenizer
+from pagetide.tokenizer_parts import TokenizerParts
 
 REPEATABLE = settings(derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 SPECIAL = 256
@@ -155,6 +157,20 @@ def test_plain_text_costs_a_few_decoded_tokens_per_token() -> None:
     decoder = Bytes()
     joined(decoder, [[i] for i in b"plain text " * 400])
     assert decoder.num_decoded < 5 * 4400
+
+
+def test_spaces_between_special_tokens_go_where_the_client_wants_none() -> None:
+    """Only those between two of them, as in vLLM, and only if special tokens are shown at all."""
+    backend = Tokenizer(models.WordLevel({"a": 0, "[X]": 1, "[Y]": 2}, unk_token="a"))
+    backend.add_special_tokens(["[X]", "[Y]"])
+    words = tokenizer.Tokenizer(TokenizerParts(backend, {}, frozenset(), None))
+
+    def text(**options: bool) -> str:
+        return Detokenizer(words, [0], **options).feed([0, 1, 2, 2, 0, 1]).delta
+
+    assert text(skip_special_tokens=False) == " a [X] [Y] [Y] a [X]"
+    assert text(skip_special_tokens=False, spaces_between_special_tokens=False) == " a [X][Y][Y] a [X]"
+    assert text(spaces_between_special_tokens=False) == text() == " a a"
 
 
 def test_a_space_between_prompt_and_output_is_kept() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -276,8 +277,10 @@ def test_a_request_stays_on_its_sender_and_requests_are_dealt_out() -> None:
     assert len({id(senders[i]) for i in range(9)}) == 3
 
 
-def answer(params: SamplingParams, returned: frozenset[str] = frozenset(), echo: str = "") -> Answer:
-    return Answer(ParsedRequest("p", echo, True, returned, params), [112], Bytes())
+def answer(
+    params: SamplingParams, returned: frozenset[str] = frozenset(), echo: str = "", prompt: bytes = b"p"
+) -> Answer:
+    return Answer(ParsedRequest("p", echo, True, returned, params), list(prompt), Bytes())
 
 
 def test_the_stop_token_is_no_part_of_the_text_unless_asked_for() -> None:
@@ -301,6 +304,27 @@ def test_logprobs_run_with_the_tokens_and_add_up() -> None:
         '"98": {"logprob": -0.5, "rank": 1, "decoded_token": "b"}}, '
         '{"98": {"logprob": -0.25, "rank": 1, "decoded_token": "b"}}]'
     )
+
+
+def test_the_prompts_logprobs_come_with_the_first_reply_only() -> None:
+    each = answer(SamplingParams(prompt_logprobs=1), frozenset({"prompt_logprobs"}), prompt=b"xyc")
+    each.take(Output(prompt_logprobs=(TokenLogprobs(-2.0, 7, ((98, -0.5),)),)))
+    assert each.reply() is None
+    each.take(Output(tuple(b"a"), prompt_logprobs=(TokenLogprobs(-0.5, 1, ((99, -0.5),)),)))
+    first = each.reply()
+    each.take(Output(tuple(b"b")))
+    second = each.reply()
+    assert first is not None
+    assert second is not None
+    assert json.loads(first.prompt_logprobs) == [
+        None,
+        {
+            "98": {"logprob": -0.5, "rank": 1, "decoded_token": "b"},
+            "121": {"logprob": -2.0, "rank": 7, "decoded_token": "y"},
+        },
+        {"99": {"logprob": -0.5, "rank": 1, "decoded_token": "c"}},
+    ]
+    assert second.prompt_logprobs == "null"
 
 
 def test_tokens_without_text_wait_for_the_next_that_has_some() -> None:
