@@ -17,6 +17,7 @@ import pytest
 import torch
 from model_world import logits_of, random_tokens
 from sampling_reference import edited
+from tiny_checkpoints import make_checkpoint
 
 from pagetide import sampler, weights
 from pagetide.build import Built, build
@@ -63,8 +64,12 @@ class Answer:
         self.ended = output.finish_reason is not None
 
 
-def load(checkpoint: Path, num_blocks: int = 256, **settings: int | bool) -> Built:
-    values = {"model": str(checkpoint), "device": "cpu", "kv_cache_bytes": num_blocks * KV_BLOCK_BYTES}
+def load(checkpoint: Path, num_blocks: int = 256, **settings: int | str) -> Built:
+    values: dict[str, int | str] = {
+        "model": str(checkpoint),
+        "device": "cpu",
+        "kv_cache_bytes": num_blocks * KV_BLOCK_BYTES,
+    }
     return build(Settings.from_mapping(values | settings), checkpoint, on_step=lambda stats: None)
 
 
@@ -154,10 +159,10 @@ def test_the_reference_shows_what_each_parameter_does(expected: list[list[int]])
     ids=str,
 )
 def test_batches_chunks_hits_and_preemptions_change_no_token(
-    tiny_llama: Path, expected: list[list[int]], settings: dict[str, int | bool]
+    tiny_llama: Path, expected: list[list[int]], settings: dict[str, int]
 ) -> None:
     """The second run is warm: its prompts hit what the first one left, and the order is another."""
-    built = load(tiny_llama, **settings)  # type: ignore[arg-type]
+    built = load(tiny_llama, **settings)
     asked = list(zip(prompts(), ASKED, strict=True))
     assert [answer.tokens for answer in run(built, asked)] == expected
     assert [answer.tokens for answer in run(built, asked[::-1])] == expected[::-1]
@@ -168,6 +173,30 @@ def test_forced_preemptions_change_no_token(tiny_llama: Path, expected: list[lis
     asked = list(zip(prompts(), ASKED, strict=True))
     answers = run(built, asked, between=lambda turn: preempt(built, turn))
     assert [answer.tokens for answer in answers] == expected
+
+
+def test_the_torch_layers_give_the_tokens_of_the_compiled_ones(
+    tiny_llama: Path, expected: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PAGETIDE_CPU_STEP", "torch")
+    asked = list(zip(prompts(), ASKED, strict=True))
+    assert [answer.tokens for answer in run(load(tiny_llama), asked)] == expected
+
+
+def test_the_sim_device_edits_and_scores_as_the_cpu_does(tmp_path: Path) -> None:
+    """Over simulated CUDA kernels, in bfloat16 with heads of 64, as they are built for."""
+    checkpoint = make_checkpoint(
+        tmp_path / "llama", hidden_size=128, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1
+    )
+    asked = [
+        ([5, 6, 7], replace(params, max_tokens=6, prompt_logprobs=2)) for params in (*ASKED[1:6], *ASKED[7:9])
+    ]
+    cpu, sim = (run(load(checkpoint, device=device, dtype="bfloat16"), asked) for device in ("cpu", "sim"))
+    assert [answer.tokens for answer in sim] == [answer.tokens for answer in cpu]
+    for got, want in zip(sim, cpu, strict=True):
+        own = [each.logprob for each in want.prompt_logprobs]
+        assert len(own) == 2
+        assert [each.logprob for each in got.prompt_logprobs] == pytest.approx(own, abs=0.05)
 
 
 def test_neighbours_that_leave_change_no_token(tiny_llama: Path, expected: list[list[int]]) -> None:
@@ -220,9 +249,9 @@ SCORING = [replace(BASE, prompt_logprobs=i % 4) if i % 4 else BASE for i in rang
     ids=str,
 )
 def test_every_prompt_token_is_told_once_whatever_was_cached_chunked_or_preempted(
-    tiny_llama: Path, decoder: Decoder, settings: dict[str, int | bool], preempts: bool
+    tiny_llama: Path, decoder: Decoder, settings: dict[str, int], preempts: bool
 ) -> None:
-    built = load(tiny_llama, max_preemptions=9, **settings)  # type: ignore[arg-type]
+    built = load(tiny_llama, max_preemptions=9, **settings)
     plain = [answer.tokens for answer in run(built, [(prompt, BASE) for prompt in prompts()])]
     for _ in range(2):
         answers = run(
