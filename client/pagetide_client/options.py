@@ -32,13 +32,22 @@ class Sampling(TypedDict, total=False):
     top_k: int
     top_p: float
     min_p: float
+    presence_penalty: float
+    frequency_penalty: float
+    repetition_penalty: float
+    logit_bias: Mapping[int, float]
+    allowed_token_ids: Sequence[int]
+    bad_words: str | Sequence[str]
     seed: int | None
     stop: str | Sequence[str]
     stop_token_ids: Sequence[int]
     include_stop_str_in_output: bool
     ignore_eos: bool
     logprobs: int | None
+    prompt_logprobs: int | None
+    truncate_prompt_tokens: int | None
     skip_special_tokens: bool
+    spaces_between_special_tokens: bool
     tenant: str
     priority: int
     timeout_s: float

@@ -161,4 +161,4 @@ def test_models_lists_versions_and_states(client: Client) -> None:
 
 def test_the_client_knows_the_servers_sampling_parameters() -> None:
     served = {field.name for kind in (SamplingParams, Terms) for field in fields(kind)}
-    assert set(Sampling.__annotations__) == served
+    assert set(Sampling.__annotations__) == served - {"bad_word_ids"}, "those are made of bad_words"
