@@ -1,0 +1,1 @@
+"""The same requests through other engines on this machine: `make bench-peers`."""
