@@ -16,7 +16,7 @@ endif
 CHECKER := $(if $(PYTHON_CHOSEN),$(PYTHON),$(firstword $(wildcard $(BIN)/python) $(PYTHON)))
 packages = $(shell cat $(1) | grep -c ==)
 
-.PHONY: serve test lint bench bench-kernels loadtest simulate setup setup-dev check clean
+.PHONY: serve test lint bench bench-peers bench-kernels loadtest simulate setup setup-dev check clean
 
 serve: setup
 	@exec $(BIN)/pagetide serve $(ARGS)
@@ -38,6 +38,10 @@ lint: setup-dev
 
 bench: setup-dev
 	@exec $(BIN)/python -m benchmarks.serving $(ARGS)
+
+# Other engines, each in an environment of its own: some 15 GB and 15 minutes the first time.
+bench-peers: setup-dev
+	@exec $(BIN)/python -m benchmarks.peers $(ARGS)
 
 # Needs a GPU; ARGS=--quick measures a few sizes.
 bench-kernels: setup-dev

@@ -11,7 +11,7 @@ REPEATS = 7
 
 
 def measure() -> dict[str, float]:
-    """GB/s of one long read by all threads, and bfloat16 GFLOP/s of a product 1024 x 4096 x 4096: best of 7."""
+    """GB/s of a long read by all threads, and bfloat16 GFLOP/s of a product 1024 x 4096 x 4096: best of 7."""
     memory = torch.ones(2**28)
     a, b = (torch.randn(size, 4096).to(torch.bfloat16) for size in (1024, 4096))
     read_s = _best(lambda: memory.sum())

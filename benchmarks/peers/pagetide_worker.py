@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import itertools
 import json
 import sys
@@ -9,8 +10,14 @@ import time
 from array import array
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from importlib.metadata import version
 from pathlib import Path
 from queue import SimpleQueue
+from typing import Any
+
+import grpc
+from tritonclient.grpc import service_pb2 as pb
+from tritonclient.grpc import service_pb2_grpc
 
 from benchmarks.peers.worker import Generate, serve
 from pagetide_server.launcher import Server
@@ -18,6 +25,7 @@ from pagetide_server.launcher import Server
 REPOSITORY = Path(__file__).resolve().parents[2] / "model_repository"
 MODEL = "smollm2"
 RUNNING = 32
+NUM_REQUESTS = 64
 
 
 def load_engine() -> tuple[Generate, dict[str, str]]:
@@ -55,23 +63,47 @@ def load_engine() -> tuple[Generate, dict[str, str]]:
 
 
 def load_triton() -> tuple[Generate, dict[str, str]]:
-    """The client sends text and counts tokens; which ones they were stays on the server."""
-    import tritonclient
-
-    from pagetide_client import Client
-
+    """Every request is a gRPC stream of its own; its tokens are counted, which they are stays unknown."""
     server = Server(REPOSITORY)
     server.start()
     server.wait_ready(MODEL, timeout_s=300)
-    client = Client(f"127.0.0.1:{server.grpc_port}", model=MODEL)
-    decode = _decoder()
-    pool = ThreadPoolExecutor(max_workers=64)
+    channel = grpc.insecure_channel(f"127.0.0.1:{server.grpc_port}", options=[("grpc.enable_http_proxy", 0)])
+    stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+    clients = ThreadPoolExecutor(max_workers=NUM_REQUESTS)
+    atexit.register(server.stop)
 
-    def ask(prompt: str, count: int) -> list[int]:
-        with client.stream(prompt, max_tokens=count, temperature=0.0, ignore_eos=True) as stream:
-            return [0] * sum(delta.num_output_tokens for delta in stream)
+    def ask(prompt: Sequence[int], count: int) -> list[int]:
+        call = stub.ModelStreamInfer(iter((infer_request(prompt, count),)))
+        return [0] * sum(map(num_tokens, call))
 
     def generate(prompts: Sequence[Sequence[int]], counts: Sequence[int]) -> list[list[int]]:
-        return list(pool.map(ask, map(decode, prompts), counts))
+        return list(clients.map(ask, prompts, counts))
 
-    return generate, {"tritonclient": tritonclient.__version__}
+    return generate, {"tritonclient": version("tritonclient")}
+
+
+def infer_request(prompt: Sequence[int], count: int) -> Any:
+    request = pb.ModelInferRequest(model_name=MODEL)
+    request.inputs.add(name="input_ids", datatype="INT32", shape=[len(prompt)]).contents.int_contents.extend(
+        prompt
+    )
+    sampling = json.dumps({"max_tokens": count, "temperature": 0, "ignore_eos": True}).encode()
+    parameters = request.inputs.add(name="sampling_parameters", datatype="BYTES", shape=[1])
+    parameters.contents.bytes_contents.append(sampling)
+    for flag in ("stream", "return_num_output_tokens"):
+        request.inputs.add(name=flag, datatype="BOOL", shape=[1]).contents.bool_contents.append(True)
+    for output in ("text_output", "num_output_tokens"):
+        request.outputs.add(name=output)
+    return request
+
+
+def num_tokens(message: Any) -> int:
+    if message.error_message:
+        raise RuntimeError(message.error_message)
+    names = [output.name for output in message.infer_response.outputs]
+    raw = message.infer_response.raw_output_contents[names.index("num_output_tokens")]
+    return int.from_bytes(raw, "little")
+
+
+if __name__ == "__main__":
+    serve(load_engine if sys.argv[1] == "engine" else load_triton)

@@ -21,7 +21,7 @@ SHARED_TOKENS, OWN_TOKENS, NUM_SHARING, SHARING_OUTPUT = 768, 32, 32, 16
 
 
 def make(encode: Callable[[str], Sequence[int]], rounds: int) -> list[dict[str, Any]]:
-    """A round has `offline` requests, all at once, `single`, `long`, and `first` and `second`, which share."""
+    """A round: `offline` requests, all at once, `single`, `long`, and `first` and `second`, which share."""
     ids = list(encode("\n".join(topics[name] for name in sorted(topics))))
     lengths = random.Random(SEED)
     sizes = [(lengths.randint(*PROMPT_TOKENS), lengths.randint(*OUTPUT_TOKENS)) for _ in range(NUM_REQUESTS)]
