@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from contextlib import nullcontext
+from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,8 +19,9 @@ from pagetide.config import BLOCK_SIZE, Settings, SettingsError
 from pagetide.engine import Engine
 from pagetide.host_memory import HostMemory, check_fits_in_memory
 from pagetide.kv_pool import HostTier, NoTier, Tier
+from pagetide.layers import Linear
 from pagetide.limits import Limits
-from pagetide.model import Decoder, LayerByLayer
+from pagetide.model import Decoder
 from pagetide.probe import check_target
 from pagetide.runner import Runner, kv_block_bytes
 from pagetide.scheduler import Scheduler
@@ -31,6 +33,7 @@ from pagetide_kernels import ops
 log = logging.getLogger(__name__)
 
 _DTYPES = {"auto": None, "bfloat16": torch.bfloat16, "float32": torch.float32}
+_KV_DTYPES = {"auto": None, "fp8_e4m3": torch.float8_e4m3fn}
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,20 +60,13 @@ def build(
     torch.set_num_threads(settings.num_threads or _available_cores())
     path = resolve(settings.model, directory)
     text = tokenizer.load(path)
-    model = weights.load(path, dtype=_DTYPES[settings.dtype], device=device_of(settings))
+    model = _model(settings, path)
     _check_memory(settings, model.device)
     runner = _runner(settings, model)
     if settings.target_itl_ms is not None:
         check_target(settings.target_itl_ms, runner)
     scheduler = _scheduler(settings, model, runner)
-    engine = Engine(
-        scheduler,
-        runner,
-        settings.max_waiting,
-        on_step,
-        on_failure=on_failure,
-        max_waiting_tokens=settings.max_waiting_tokens,
-    )
+    engine = Engine(scheduler, runner, settings.max_waiting, on_step, on_failure=on_failure)
     return Built(
         engine,
         text,
@@ -105,6 +101,25 @@ def device_of(settings: Settings) -> torch.device:
         raise SettingsError("device is 'cuda', but torch finds no GPU; set device to 'cpu'")
     wants_gpu = settings.device == "cuda" or (settings.device == "auto" and has_gpu)
     return torch.device("cuda" if wants_gpu else "cpu")
+
+
+def _model(settings: Settings, path: Path) -> Decoder:
+    device = device_of(settings)
+    runs_cuda = device.type == "cuda" or settings.device == "sim"
+    dtype, kv_dtype = _DTYPES[settings.dtype], _KV_DTYPES[settings.kv_cache_dtype]
+    if kv_dtype is not None and not runs_cuda:
+        raise SettingsError(
+            f"kv_cache_dtype is {settings.kv_cache_dtype!r}, which needs a GPU; on a CPU set it to 'auto'"
+        )
+    if runs_cuda and dtype is torch.float32:
+        raise SettingsError("dtype is 'float32'; the CUDA kernels compute in 'bfloat16'")
+    if not runs_cuda:
+        return weights.load(path, dtype=dtype, device=device)
+    model = weights.load(path, dtype=torch.bfloat16, kv_dtype=kv_dtype, device=device, make_linear=Linear)
+    family = model.config
+    if problem := ops.head_problem(family.head_dim, family.num_heads // family.num_kv_heads):
+        raise SettingsError(f"device is {settings.device!r}, but {path} has {problem}")
+    return model
 
 
 def _scheduler(settings: Settings, model: Decoder, runner: Runner) -> Scheduler:
@@ -149,11 +164,8 @@ def _limits(settings: Settings, model: Decoder) -> Limits:
 
 
 def _runner(settings: Settings, model: Decoder) -> Runner:
-    num_blocks = _num_blocks(settings, model)
-    if settings.device != "sim":
-        return Runner(model, num_blocks)
-    by_kernel = replace(model, stack=LayerByLayer(model.layers))
-    return Runner(by_kernel, num_blocks, ops.simulated_cuda)
+    kernels = ops.simulated_cuda if settings.device == "sim" else nullcontext
+    return Runner(model, _num_blocks(settings, model), kernels)
 
 
 def _num_blocks(settings: Settings, model: Decoder) -> int:

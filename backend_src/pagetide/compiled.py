@@ -7,26 +7,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import TypeGuard
 
 import torch
 
 from pagetide.family import Family
-from pagetide.layers import (
-    ACTIVATIONS,
-    AttentionBatch,
-    HeadNorm,
-    Layer,
-    PackedLinear,
-    RMSNorm,
-    Rotation,
-    identity,
-)
+from pagetide.layers import NO_NORM, AttentionBatch, Layer, Norm, PackedLinear, RMSNorm, Rotation
 from pagetide.model import DecoderLayer, LayerByLayer, Stack
 from pagetide_kernels import decoder as kernels
 
 _SWITCH = "PAGETIDE_CPU_STEP"
-_ACTIVATION_NAMES = {function: name for name, function in ACTIVATIONS.items()}
 
 
 def stack_for(
@@ -68,16 +57,10 @@ class CompiledStack:
 
 def _is_describable(layer: DecoderLayer) -> bool:
     linears = (layer.attention.qkv, layer.attention.out, layer.ffn.gate_up, layer.ffn.down)
-    norms = (layer.attn_in, layer.attn_out, layer.ffn_in, layer.ffn_out, layer.attention.qk_norm)
-    return (
-        all(isinstance(linear, PackedLinear) for linear in linears)
-        and all(norm is identity or _is_norm(norm) for norm in norms)
-        and layer.ffn.activation in _ACTIVATION_NAMES
+    norms = (layer.attn_in, layer.attn_out, layer.ffn_in, layer.ffn_out)
+    return all(isinstance(linear, PackedLinear) for linear in linears) and all(
+        norm is NO_NORM or isinstance(norm, RMSNorm) for norm in norms
     )
-
-
-def _is_norm(layer: Layer) -> TypeGuard[RMSNorm | HeadNorm]:
-    return isinstance(layer, RMSNorm | HeadNorm)
 
 
 def _described(layer: DecoderLayer) -> kernels.Layer:
@@ -88,12 +71,12 @@ def _described(layer: DecoderLayer) -> kernels.Layer:
         gate_up=_projection(ffn.gate_up),
         down=_projection(ffn.down),
         scale=attention.scale,
-        activation=_ACTIVATION_NAMES[ffn.activation],
+        activation=ffn.activation,
         attn_in=_norm(layer.attn_in),
         attn_out=_norm(layer.attn_out),
         ffn_in=_norm(layer.ffn_in),
         ffn_out=_norm(layer.ffn_out),
-        qk_norm=_norm(attention.qk_norm),
+        qk_norm=None if attention.qk_norm is None else kernels.Norm(attention.qk_norm, attention.norm_eps),
         rope=layer.rope,
         window=attention.window,
         soft_cap=attention.soft_cap,
@@ -105,5 +88,5 @@ def _projection(linear: Layer) -> kernels.Projection:
     return kernels.Projection(linear.packed, linear.bias)
 
 
-def _norm(norm: Layer) -> kernels.Norm | None:
-    return kernels.Norm(norm.weight, norm.eps) if _is_norm(norm) else None
+def _norm(norm: Norm) -> kernels.Norm | None:
+    return kernels.Norm(norm.weight, norm.eps) if isinstance(norm, RMSNorm) else None

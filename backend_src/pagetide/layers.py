@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -16,13 +16,6 @@ from pagetide.rope import Rope, frequencies
 from pagetide_kernels import ops
 
 Layer = Callable[[torch.Tensor], torch.Tensor]
-
-ACTIVATIONS: dict[str, Layer] = {
-    "silu": F.silu,
-    "gelu": F.gelu,
-    "gelu_tanh": partial(F.gelu, approximate="tanh"),
-    "relu": F.relu,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +83,15 @@ def linear_for(device: torch.device, dtype: torch.dtype) -> LinearFactory:
     return PackedLinear if packs else Linear
 
 
+class Norm(Protocol):
+    """What stands before or after a sublayer. Maps [T, hidden] to the same."""
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor: ...
+
+    def after_adding(self, residual: torch.Tensor, change: torch.Tensor | None) -> torch.Tensor:
+        """Adds `change`, if there is any, to `residual` in place; returns the sum's norm."""
+
+
 @dataclass(frozen=True, slots=True)
 class RMSNorm:
     """Zhang and Sennrich 2019, arXiv:1910.07467, over the last dimension. Float32 weights and arithmetic."""
@@ -98,27 +100,27 @@ class RMSNorm:
     eps: float
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return F.rms_norm(x.float(), self.weight.shape, self.weight, self.eps).to(x.dtype)
+        return ops.add_rms_norm(x, None, self.weight, self.eps)
+
+    def after_adding(self, residual: torch.Tensor, change: torch.Tensor | None) -> torch.Tensor:
+        return ops.add_rms_norm(residual, change, self.weight, self.eps)
 
 
-@dataclass(frozen=True, slots=True)
-class HeadNorm:
-    """An RMSNorm of each head in [T, Hq + Hkv, D], `weight` [Hq + Hkv, D]: q and k norm in one."""
-
-    weight: torch.Tensor
-    eps: float
+class NoNorm:
+    """Stands where a family has no norm."""
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return (F.rms_norm(x.float(), self.weight.shape[-1:], None, self.eps) * self.weight).to(x.dtype)
+        return x
+
+    def after_adding(self, residual: torch.Tensor, change: torch.Tensor | None) -> torch.Tensor:
+        return residual if change is None else residual.add_(change)
 
 
-def identity(x: torch.Tensor) -> torch.Tensor:
-    """Stands where a family has no norm."""
-    return x
+NO_NORM = NoNorm()
 
 
 class Rotary:
-    """Turns positions into the angles that `rotate` applies; once a step, for every layer that shares it."""
+    """Turns positions into the angles of a step; once, for every layer that shares it."""
 
     def __init__(self, rope: Rope, device: torch.device) -> None:
         self._frequencies = frequencies(rope).repeat(2).to(device)
@@ -131,40 +133,34 @@ class Rotary:
         return Rotation(angles.cos() * self._cos_scale, angles.sin() * self._sin_scale)
 
 
-def rotate(heads: torch.Tensor, rotation: Rotation) -> torch.Tensor:
-    """RoPE of `heads` [T, H, D] over their first rotary_dim dimensions, computed in float32.
-
-    Works on q and k side by side. Returns `heads`, changed in place.
-    """
-    rotary_dim = rotation.cos.shape[-1]
-    turned = heads[..., :rotary_dim]
-    swapped = turned.roll(rotary_dim // 2, -1)
-    turned.copy_(torch.addcmul(turned * rotation.cos, swapped, rotation.sin))
-    return heads
-
-
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """Grouped-query attention (Ainslie et al. 2023, arXiv:2305.13245) over a paged KV cache."""
+    """Grouped-query attention (Ainslie et al. 2023, arXiv:2305.13245) over a paged KV cache.
+
+    `qk_norm` [Hq + Hkv, D] float32 are the weights of an RMSNorm of each query and key head, or None.
+    """
 
     qkv: Layer
     out: Layer
-    qk_norm: Layer
-    num_heads: int
-    num_kv_heads: int
     head_dim: int
     scale: float
-    window: int
-    soft_cap: float
+    window: int = 0
+    soft_cap: float = 0.0
+    qk_norm: torch.Tensor | None = None
+    norm_eps: float = 0.0
 
     def __call__(
         self, x: torch.Tensor, rotation: Rotation, kv_cache: torch.Tensor, batch: AttentionBatch
     ) -> torch.Tensor:
-        num_tokens, num_rotated = x.shape[0], self.num_heads + self.num_kv_heads
-        heads = self.qkv(x).view(num_tokens, num_rotated + self.num_kv_heads, self.head_dim)
-        rotated = rotate(self.qk_norm(heads[:, :num_rotated]), rotation)
-        query, key, value = rotated[:, : self.num_heads], rotated[:, self.num_heads :], heads[:, num_rotated:]
-        ops.write_kv(key, value, kv_cache, batch.slots)
+        query = ops.split_qkv(
+            self.qkv(x).view(len(x), -1, self.head_dim),
+            rotation.cos,
+            rotation.sin,
+            kv_cache,
+            batch.slots,
+            self.qk_norm,
+            self.norm_eps,
+        )
         attended = ops.paged_attention(
             query,
             kv_cache,
@@ -176,20 +172,23 @@ class Attention:
             self.soft_cap,
             max_query_len=batch.max_query_len,
         )
-        return self.out(attended.view(num_tokens, -1))
+        return self.out(attended.view(len(x), -1))
 
 
 @dataclass(frozen=True, slots=True)
 class GatedMLP:
-    """`down(activation(gate(x)) * up(x))` (Shazeer 2020, arXiv:2002.05202); gate and up are one linear."""
+    """`down(activation(gate(x)) * up(x))` (Shazeer 2020, arXiv:2002.05202); gate and up are one linear.
+
+    `activation` is one of `pagetide_kernels.signatures.ACTIVATIONS`.
+    """
 
     gate_up: Layer
     down: Layer
-    activation: Layer
+    activation: str
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        gate, up = self.gate_up(x).chunk(2, -1)
-        return self.down(self.activation(gate).mul_(up))
+        gate_up = self.gate_up(x).view(len(x), 2, -1)
+        return self.down(ops.activate_and_multiply(gate_up, self.activation))
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +198,7 @@ class Table:
     weight: torch.Tensor
 
     def __call__(self, ids: torch.Tensor) -> torch.Tensor:
-        return F.embedding(ids, self.weight)
+        return ops.gather_rows(self.weight, ids)
 
 
 @dataclass(frozen=True, slots=True)

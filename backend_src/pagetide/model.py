@@ -12,26 +12,38 @@ from typing import Protocol
 import torch
 
 from pagetide.family import Family
-from pagetide.layers import Attention, AttentionBatch, Embedding, GatedMLP, Head, Layer, Rotary, Rotation
+from pagetide.layers import Attention, AttentionBatch, Embedding, GatedMLP, Head, Norm, Rotary, Rotation
+from pagetide_kernels import ops
 
 
 @dataclass(frozen=True, slots=True)
 class DecoderLayer:
-    """A residual layer. A norm a family lacks is the identity; `rope` is its rotary embedding's index."""
+    """A residual layer. A norm a family lacks is NO_NORM; `rope` is its rotary embedding's index.
 
-    attn_in: Layer
+    What a sublayer adds to the hidden states is added with the norm that follows, so a layer gets the
+    change that is still to be added, adds it in place, and returns its own.
+    """
+
+    attn_in: Norm
     attention: Attention
-    attn_out: Layer
-    ffn_in: Layer
+    attn_out: Norm
+    ffn_in: Norm
     ffn: GatedMLP
-    ffn_out: Layer
+    ffn_out: Norm
     rope: int = 0
 
     def __call__(
-        self, hidden: torch.Tensor, rotation: Rotation, kv_cache: torch.Tensor, batch: AttentionBatch
+        self,
+        hidden: torch.Tensor,
+        change: torch.Tensor | None,
+        rotation: Rotation,
+        kv_cache: torch.Tensor,
+        batch: AttentionBatch,
     ) -> torch.Tensor:
-        hidden = hidden + self.attn_out(self.attention(self.attn_in(hidden), rotation, kv_cache, batch))
-        return hidden + self.ffn_out(self.ffn(self.ffn_in(hidden)))
+        normed = self.attn_in.after_adding(hidden, change)
+        change = self.attn_out(self.attention(normed, rotation, kv_cache, batch))
+        normed = self.ffn_in.after_adding(hidden, change)
+        return self.ffn_out(self.ffn(normed))
 
 
 class Stack(Protocol):
@@ -59,27 +71,30 @@ class LayerByLayer:
         kv_caches: Sequence[torch.Tensor],
         batch: AttentionBatch,
     ) -> torch.Tensor:
+        change = None
         for layer, kv_cache in zip(self.layers, kv_caches, strict=True):
-            hidden = layer(hidden, rotations[layer.rope], kv_cache, batch)
-        return hidden
+            change = layer(hidden, change, rotations[layer.rope], kv_cache, batch)
+        return hidden if change is None else hidden.add_(change)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Decoder:
     """A loaded model, ready to run. `stack` runs `layers`.
 
-    `content_id` names its weights: with equal ids, equal tokens have equal KV.
+    `content_id` names its weights and how KV is kept: with equal ids, equal tokens have equal KV.
+    `kv_dtype` is what the KV cache holds: `dtype`, or float8_e4m3fn.
     """
 
     config: Family
     content_id: bytes
     dtype: torch.dtype
+    kv_dtype: torch.dtype
     device: torch.device
     embedding: Embedding
     rotaries: tuple[Rotary, ...]
     layers: tuple[DecoderLayer, ...]
     stack: Stack
-    norm: Layer
+    norm: Norm
     head: Head
 
     @torch.inference_mode()
@@ -93,7 +108,7 @@ class Decoder:
         """Runs T tokens and returns what the last layer makes of them, [T, hidden] in the decoder's dtype.
 
         `token_ids` and `positions` are [T] int64; `kv_caches` holds one [blocks, 2, Hkv, 16, D] a layer,
-        in the decoder's dtype, which receives the tokens' keys and values at `batch.slots`.
+        of `kv_dtype`, which receives the tokens' keys and values at `batch.slots`.
         """
         rotations = [rotary(positions) for rotary in self.rotaries]
         return self.stack(self.embedding(token_ids), rotations, kv_caches, batch)
@@ -112,4 +127,4 @@ class Decoder:
         rows: torch.Tensor,
     ) -> torch.Tensor:
         """As `states`, and the float32 logits [S, V] of those tokens that `rows` [S] int64 picks."""
-        return self.score(self.states(token_ids, positions, kv_caches, batch)[rows])
+        return self.score(ops.gather_rows(self.states(token_ids, positions, kv_caches, batch), rows))

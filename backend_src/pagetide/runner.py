@@ -30,14 +30,15 @@ _SCORED_BYTES = 2**25
 def kv_block_bytes(model: Decoder) -> int:
     """Bytes of one block: keys and values of BLOCK_SIZE tokens in every layer."""
     config = model.config
-    per_layer = 2 * config.num_kv_heads * BLOCK_SIZE * config.head_dim * model.dtype.itemsize
+    per_layer = 2 * config.num_kv_heads * BLOCK_SIZE * config.head_dim * model.kv_dtype.itemsize
     return per_layer * config.num_layers
 
 
 class Runner:
     """Runs plans on one device. The KV cache, `num_blocks` blocks a layer, is claimed here and never grows.
 
-    `kv_caches`, one a layer: [num_blocks, 2 (K, V), num_kv_heads, BLOCK_SIZE, head_dim], the model's dtype.
+    `kv_caches`, one a layer, of the model's `kv_dtype`: [num_blocks, 2 (K, V), num_kv_heads, BLOCK_SIZE,
+    head_dim].
     Each step runs within `kernels()`, which may put other kernels in place of the device's own.
     """
 
@@ -52,14 +53,14 @@ class Runner:
         config = model.config
         shape = (num_blocks, 2, config.num_kv_heads, BLOCK_SIZE, config.head_dim)
         self.kv_caches = [
-            ops.empty(shape, model.dtype, model.device).zero_() for _ in range(config.num_layers)
+            ops.empty(shape, model.kv_dtype, model.device).zero_() for _ in range(config.num_layers)
         ]
 
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> StepResult:
-        self._copy_blocks(plan.copies)
         batch = _Batch(plan)
         with self._kernels():
+            self._copy_blocks(plan.copies)
             states = self._model.states(
                 self._to_device(np.frombuffer(plan.token_ids, np.int32)),
                 self._to_device(batch.positions),
@@ -69,8 +70,8 @@ class Runner:
             scores = [] if plan.scored is None else self._score(states, plan.scored)
             if not plan.sampled.params:
                 return StepResult([], [], scores)
-            logits = self._model.score(states[self._to_device(batch.sampled_tokens)])
-        return StepResult(*sampler.sample(logits, plan.sampled), scores)
+            logits = self._model.score(ops.gather_rows(states, self._to_device(batch.sampled_tokens)))
+            return StepResult(*sampler.sample(logits, plan.sampled), scores)
 
     def _score(self, states: torch.Tensor, scored: ScoredRows) -> list[tuple[TokenLogprobs, ...]]:
         """A few rows' logits at a time: those of a whole step could be more than there is memory."""
@@ -83,7 +84,7 @@ class Runner:
         found: list[TokenLogprobs] = []
         for start in range(0, len(num_top), most):
             part = slice(start, start + most)
-            logprobs = self._model.score(states[rows[part]]).log_softmax(dim=-1)
+            logprobs = self._model.score(ops.gather_rows(states, rows[part])).log_softmax(dim=-1)
             found += describe(logprobs, targets[part], num_top[part])
         each = iter(found)
         return [tuple(itertools.islice(each, count)) for count in scored.counts]
@@ -94,7 +95,7 @@ class Runner:
             sources = self._to_device(np.array([copy.source for copy in copies]))
             targets = self._to_device(np.array([copy.target for copy in copies]))
             for cache in self.kv_caches:
-                cache.index_copy_(0, targets, cache.index_select(0, sources))
+                ops.move_blocks(cache, cache, targets, sources)
 
     def _attention(self, batch: _Batch) -> AttentionBatch:
         return AttentionBatch(

@@ -17,19 +17,18 @@ from pagetide.checkpoint_hf import HuggingFaceCheckpoint
 from pagetide.compiled import stack_for
 from pagetide.family import Family
 from pagetide.layers import (
-    ACTIVATIONS,
+    NO_NORM,
     Attention,
     Embedding,
     GatedMLP,
     Head,
-    HeadNorm,
     Layer,
     LinearFactory,
+    Norm,
     PackedLinear,
     RMSNorm,
     Rotary,
     Table,
-    identity,
     linear_for,
 )
 from pagetide.model import Decoder, DecoderLayer
@@ -65,6 +64,7 @@ def load(
     path: Path,
     *,
     dtype: torch.dtype | None = None,
+    kv_dtype: torch.dtype | None = None,
     device: torch.device,
     rank: int = 0,
     world: int = 1,
@@ -73,20 +73,22 @@ def load(
     """The decoder in a checkpoint, on `device`.
 
     `dtype` is bfloat16, float32, or None for the checkpoint's own: bfloat16 unless it is stored as
-    float32. With `world` > 1 it holds `rank`'s heads and feed-forward columns (Shoeybi et al. 2019,
-    arXiv:1909.08053), and the outputs of `out` and `down` are partial sums. `make_linear` builds every
-    linear; None takes `linear_for`. Raises WeightsError naming the file, and the tensor if it is one,
-    that is missing or wrong.
+    float32. `kv_dtype` is that of the KV cache, None: the same. With `world` > 1 the decoder holds
+    `rank`'s heads and feed-forward columns (Shoeybi et al. 2019, arXiv:1909.08053), and the outputs of
+    `out` and `down` are partial sums. `make_linear` builds every linear; None takes `linear_for`. Raises
+    WeightsError naming the file, and the tensor if it is one, that is missing or wrong.
     """
     checkpoint = open_checkpoint(path)
     dtype = dtype or _dtype_of(checkpoint)
+    kv_dtype = kv_dtype or dtype
     loader = _Loader(checkpoint, dtype, device, rank, world, make_linear or linear_for(device, dtype))
     with ThreadPoolExecutor(_HASH_THREADS) as threads:
         digests = threads.map(_digest, checkpoint.files)
         decoder = loader.decoder()
         identity = hashlib.sha256(b"".join(digests))
-    identity.update(f"{dtype} rank {rank} of {world} {_computation(checkpoint.family)}".encode())
-    return replace(decoder, content_id=identity.digest())
+    computation = _computation(checkpoint.family)
+    identity.update(f"{dtype} {kv_dtype} rank {rank} of {world} {computation}".encode())
+    return replace(decoder, content_id=identity.digest(), kv_dtype=kv_dtype)
 
 
 def _computation(family: Family) -> str:
@@ -160,6 +162,7 @@ class _Loader:
             config=family,
             content_id=b"",
             dtype=self._dtype,
+            kv_dtype=self._dtype,
             device=self._device,
             embedding=Embedding(rows, family.embedding_scale),
             rotaries=tuple(Rotary(rope, self._device) for rope in family.ropes),
@@ -190,13 +193,12 @@ class _Loader:
         return Attention(
             qkv=self._cut_outputs(prefix, cuts, family.qkv_bias),
             out=self._cut_inputs(f"{prefix}o_proj", self._queries, family.attn_out_bias),
-            qk_norm=self._qk_norm(prefix) if family.qk_norm else identity,
-            num_heads=family.num_heads,
-            num_kv_heads=family.num_kv_heads,
             head_dim=family.head_dim,
             scale=family.attention_scale,
             window=window,
             soft_cap=family.attention_soft_cap,
+            qk_norm=self._qk_norm(prefix) if family.qk_norm else None,
+            norm_eps=family.norm_eps,
         )
 
     def _ffn(self, prefix: str) -> GatedMLP:
@@ -204,7 +206,7 @@ class _Loader:
         return GatedMLP(
             gate_up=self._cut_outputs(prefix, cuts, self._family.mlp_bias),
             down=self._cut_inputs(f"{prefix}down_proj", self._columns, self._family.mlp_bias),
-            activation=ACTIVATIONS[self._family.activation],
+            activation=self._family.activation,
         )
 
     def _cut_outputs(self, prefix: str, cuts: dict[str, _Axis], has_bias: bool) -> Layer:
@@ -223,17 +225,17 @@ class _Loader:
         bias = self._fuse({f"{name}.bias": (outputs,)}) if has_bias and self._is_first else None
         return self._make_linear(weight, bias)
 
-    def _optional_norm(self, prefix: str, name: str | None) -> Layer:
-        return identity if name is None else self._norm(prefix + name)
+    def _optional_norm(self, prefix: str, name: str | None) -> Norm:
+        return NO_NORM if name is None else self._norm(prefix + name)
 
-    def _norm(self, name: str) -> Layer:
+    def _norm(self, name: str) -> Norm:
         return RMSNorm(self._norm_weight(name, self._family.hidden_size), self._family.norm_eps)
 
-    def _qk_norm(self, prefix: str) -> Layer:
+    def _qk_norm(self, prefix: str) -> torch.Tensor:
         family = self._family
         weights = [self._norm_weight(f"{prefix}{name}", family.head_dim) for name in ("q_norm", "k_norm")]
         repeats = torch.tensor([family.num_heads, family.num_kv_heads], device=self._device)
-        return HeadNorm(torch.stack(weights).repeat_interleave(repeats, 0), family.norm_eps)
+        return torch.stack(weights).repeat_interleave(repeats, 0)
 
     def _norm_weight(self, name: str, size: int) -> torch.Tensor:
         return self._fuse({f"{name}.weight": (_whole(size),)}, torch.float32) + self._family.norm_offset

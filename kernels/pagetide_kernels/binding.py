@@ -14,6 +14,7 @@ A `Signature` knows nothing of devices. Binding it to tensors and scalars gives 
 from __future__ import annotations
 
 import enum
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -46,9 +47,9 @@ class Layout(enum.Enum):
 class TensorParam:
     """A tensor argument.
 
-    `dims` holds literal sizes, symbols ("T") and a symbol plus one ("B+1"). `dtype` is a dtype, or the
-    name of an entry of `Signature.dtypes`. Each row must start at a multiple of `align` bytes. An
-    `output` is checked last, so that what is wrong with an input is not said of it.
+    `dims` holds literal sizes, symbols ("T"), a symbol plus one ("B+1") and sums ("Hq + 2 Hkv"). `dtype`
+    is a dtype, or the name of an entry of `Signature.dtypes`. Each row must start at a multiple of `align`
+    bytes. An `output` is checked last, so that what is wrong with an input is not said of it.
     """
 
     name: str
@@ -87,7 +88,7 @@ class Bound:
 @dataclass(frozen=True)
 class Signature:
     """A kernel's arguments: `dtypes` maps a dtype symbol to what it may be, `multiples` a size to
-    another size or a number that must divide it."""
+    another size or a number that must divide it, `at_most` a size to one that it must not pass."""
 
     name: str
     tensors: tuple[TensorParam, ...]
@@ -95,6 +96,7 @@ class Signature:
     dims: tuple[str, ...] = ()
     dtypes: Mapping[str, tuple[torch.dtype, ...]] = field(default_factory=dict)
     multiples: Mapping[str, Dim] = field(default_factory=dict)
+    at_most: Mapping[str, str] = field(default_factory=dict)
 
     @cached_property
     def kinds(self) -> tuple[Kind, ...]:
@@ -149,10 +151,14 @@ class _Binder:
 
     def bind(self, tensors: Sequence[Tensor | None], scalars: Sequence[Number]) -> Form:
         signature = self._signature
+        devices = Counter(tensor.device for tensor in tensors if isinstance(tensor, Tensor))
+        self._device = devices.most_common(1)[0][0] if devices else None
         pairs = list(zip(signature.tensors, tensors, strict=True))
         for param, tensor in sorted(pairs, key=lambda pair: pair[0].output):
             self._check_tensor(param, tensor)
+        self._check_sums()
         self._check_multiples()
+        self._check_limits()
         if self._device is None:
             self._fail("any tensor", "absent", "at least one tensor")
         tail: list[Number] = [
@@ -188,12 +194,8 @@ class _Binder:
             self._fail(param.name, f"of dtype {_short(dtype)}", " or ".join(map(_short, allowed)))
 
     def _check_device(self, param: TensorParam, device: torch.device) -> None:
-        if self._device is None:
-            self._device = device
-        elif device != self._device:
-            self._fail(
-                param.name, f"on device {device}", f"{self._device}, where the arguments before it are"
-            )
+        if device != self._device:
+            self._fail(param.name, f"on device {device}", f"{self._device}, where the other arguments are")
 
     def _check_shape(self, param: TensorParam, shape: torch.Size) -> None:
         known = dict(self._sizes)
@@ -223,6 +225,25 @@ class _Binder:
             if step < 1 or size < 1 or size % step:
                 by = f"{divisor} = {step}" if isinstance(divisor, str) else str(step)
                 self._fail(f"size {dim}", str(size), f"a positive multiple of {by}")
+
+    def _check_sums(self) -> None:
+        for param in self._signature.tensors:
+            for dim in param.dims:
+                if isinstance(dim, str) and " + " in dim and dim in self._sizes:
+                    total = sum(map(self._term, dim.split(" + ")))
+                    if self._sizes[dim] != total:
+                        self._fail(param.name, f"of size {self._sizes[dim]}", f"{dim} = {total}")
+
+    def _term(self, term: str) -> int:
+        """ "Hkv" or "2 Hkv"."""
+        factor, _, symbol = term.rpartition(" ")
+        return int(factor or 1) * self._sizes[symbol]
+
+    def _check_limits(self) -> None:
+        for dim, limit in self._signature.at_most.items():
+            if self._sizes[dim] > self._sizes[limit]:
+                most = f"at most {limit} = {self._sizes[limit]}"
+                self._fail(f"size {dim}", str(self._sizes[dim]), most)
 
     def _scalar(self, param: ScalarParam, value: Number) -> Number:
         if isinstance(value, bool) or not isinstance(value, int | float):

@@ -34,15 +34,61 @@ def paged_attention(
     _refuse(read & outside, table, "paged_attention: block_table", expected)
 
 
-def write_kv(kv_cache: Tensor, slots: Tensor) -> None:
-    """Checks that every slot is in the cache. Shapes as in `ops.write_kv`.
+def slots(op: str, kv_cache: Tensor, slots: Tensor) -> None:
+    """Checks that every slot of `ops.write_kv` or `ops.split_qkv` is in the cache.
 
     Raises:
         ArgumentError: names the entry, its value and the limit.
     """
     limit = kv_cache.shape[0] * BLOCK_SIZE
     host = slots.cpu()
-    _refuse(host >= limit, host, "write_kv: slots", f"less than {limit}")
+    _refuse(host >= limit, host, f"{op}: slots", f"less than {limit}")
+
+
+def gather_rows(table: Tensor, ids: Tensor) -> None:
+    """Checks that every id is a row's.
+
+    Raises:
+        ArgumentError: names the entry, its value and the limit.
+    """
+    host = ids.cpu()
+    _refuse((host < 0) | (host >= len(table)), host, "gather_rows: ids", f"0 to {len(table) - 1}")
+
+
+def move_blocks(to: Tensor, source: Tensor, to_ids: Tensor | None, source_ids: Tensor | None) -> None:
+    """Checks that every block to move is there, and has a place.
+
+    Raises:
+        ArgumentError: names the entry, its value and the limit.
+    """
+    for name, ids, blocks in (("to_ids", to_ids, to), ("source_ids", source_ids, source)):
+        if ids is not None:
+            host = ids.cpu()
+            _refuse(host >= len(blocks), host, f"move_blocks: {name}", f"less than {len(blocks)}")
+
+
+def penalise(logits: Tensor, rows: Tensor, starts: Tensor, tokens: Tensor) -> None:
+    """Checks that rows are in `logits`, their tokens in the list, and these in the vocabulary.
+
+    Raises:
+        ArgumentError: names the entry, its value and the limit.
+    """
+    logits_rows("penalise", logits, rows)
+    starts, tokens = starts.cpu(), tokens.cpu()
+    falls = torch.cat((starts[:1] < 0, starts.diff() < 0)) | (starts > len(tokens))
+    _refuse(falls, starts, "penalise: starts", f"to rise from 0 to {len(tokens)}")
+    outside = (tokens < 0) | (tokens >= logits.shape[1])
+    _refuse(outside, tokens, "penalise: tokens", f"0 to {logits.shape[1] - 1}")
+
+
+def logits_rows(op: str, logits: Tensor, rows: Tensor) -> None:
+    """Checks that every one of `rows` is in `logits`.
+
+    Raises:
+        ArgumentError: names the entry, its value and the limit.
+    """
+    host = rows.cpu()
+    _refuse((host < 0) | (host >= len(logits)), host, f"{op}: rows", f"0 to {len(logits) - 1}")
 
 
 def _refuse(bad: Tensor, values: Tensor, name: str, expected: str) -> None:

@@ -17,9 +17,8 @@ from pagetide_kernels import cpu
 from pagetide_kernels.binding import ArgumentError, Layout, Signature, TensorParam
 from pagetide_kernels.cpu import decoder as compiled
 from pagetide_kernels.ops import PackedLinear
-from pagetide_kernels.signatures import BLOCK_SIZE
+from pagetide_kernels.signatures import ACTIVATIONS, BLOCK_SIZE
 
-ACTIVATIONS = compiled.ACTIVATIONS
 MAX_HEAD_DIM = 512
 _LANES = 16
 _ELEMENTS = (torch.bfloat16, torch.float32)

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from torch import Tensor
-
 from pagetide_kernels.attention_plan import (
     ROWS_PER_TILE,
     Decode,
@@ -16,8 +14,9 @@ from pagetide_kernels.attention_plan import (
     max_decode_queries,
     max_runs,
 )
-from pagetide_kernels.binding import ArgumentError, Bound, Number
-from pagetide_kernels.device_signatures import CACHES, ELEMENTS, HEAD_DIMS, MAX_GROUP, PAGED_ATTENTION
+from pagetide_kernels.backend import Tensors
+from pagetide_kernels.binding import ArgumentError, Bound, Number, Signature
+from pagetide_kernels.device_signatures import CACHES, ELEMENTS, PAGED_ATTENTION, head_problem
 from pagetide_kernels.launch import Launch, Launcher
 
 
@@ -27,7 +26,7 @@ class _Call:
 
     launcher: Launcher
     bound: Bound
-    tensors: Sequence[Tensor | None]
+    tensors: Tensors
     form: Form
     longest: int
 
@@ -41,7 +40,7 @@ class _Call:
 
 def paged_attention(
     launcher: Launcher,
-    tensors: Sequence[Tensor | None],
+    tensors: Tensors,
     scalars: Sequence[Number],
     max_query_len: int | None = None,
 ) -> None:
@@ -66,17 +65,32 @@ def paged_attention(
 def _form(bound: Bound) -> Form:
     sizes, dtypes = bound.form.sizes, bound.form.dtypes
     head_dim, group = sizes["D"], sizes["Hq"] // sizes["Hkv"]
-    if head_dim not in HEAD_DIMS:
-        raise ArgumentError(f"paged_attention: query has head size {head_dim}; built for {HEAD_DIMS}")
-    if group > MAX_GROUP:
-        raise ArgumentError(f"paged_attention: query has {group} heads a KV head; at most {MAX_GROUP}")
-    element, cache = ELEMENTS[dtypes["element"]], CACHES[dtypes["cache"]]
-    if cache not in (element, "e4m3"):
-        raise ArgumentError(f"paged_attention: kv_cache is {cache} and query {element}; expected the same")
-    scale = bound.form.tail[-5]
+    if problem := head_problem(head_dim, group):
+        raise ArgumentError(f"paged_attention: query has {problem}")
+    check_cache(bound, PAGED_ATTENTION)
+    scale, window, soft_cap = bound.form.tail[-5:-2]
     if not scale > 0:
         raise ArgumentError(f"paged_attention: scale is {scale}; expected more than 0")
-    return Form(head_dim, element, cache)
+    if window < 0:
+        raise ArgumentError(f"paged_attention: window is {window}; expected 0 or more")
+    if not soft_cap >= 0:
+        raise ArgumentError(f"paged_attention: soft_cap is {soft_cap}; expected 0 or more")
+    return Form(head_dim, ELEMENTS[dtypes["element"]], CACHES[dtypes["cache"]])
+
+
+def check_cache(bound: Bound, signature: Signature) -> None:
+    """The cache is in the tensors' own format or in e4m3, and its scales are above 0.
+
+    Raises:
+        ArgumentError: it is not, or they are not.
+    """
+    element, cache = ELEMENTS[bound.form.dtypes["element"]], CACHES[bound.form.dtypes["cache"]]
+    if cache not in (element, "e4m3"):
+        other = next(param.name for param in signature.tensors if param.dtype == "element")
+        raise ArgumentError(f"{signature.name}: kv_cache is {cache} and {other} {element}; expected the same")
+    for name, scale in zip(("key_scale", "value_scale"), bound.form.tail[-2:], strict=True):
+        if not scale > 0:
+            raise ArgumentError(f"{signature.name}: {name} is {scale}; expected more than 0")
 
 
 def _decode(call: _Call) -> None:

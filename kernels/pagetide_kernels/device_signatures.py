@@ -1,8 +1,5 @@
-"""What the kernels in `cuda/` take: the table of `signatures`, in the formats that tensor cores know.
-
-The arguments of an op that a CPU also has are the CPU's, with their order; scalars that only these
-kernels know follow.
-"""
+"""The table of `signatures` as the kernels in `cuda/` take it: the same arguments in the same order, in the
+formats that tensor cores know, with rows that start where 16 bytes can be read at once."""
 
 from __future__ import annotations
 
@@ -11,123 +8,53 @@ from dataclasses import replace
 import torch
 
 from pagetide_kernels import signatures
-from pagetide_kernels.binding import Layout, ScalarParam, Signature, TensorParam
+from pagetide_kernels.binding import Dim, Layout, Signature, TensorParam
 
 ELEMENTS = {torch.bfloat16: "bf16", torch.float16: "f16"}
 CACHES = {**ELEMENTS, torch.float8_e4m3fn: "e4m3"}
 HEAD_DIMS = (64, 80, 96, 128, 256)
 MAX_GROUP = 16
 
-_DTYPES = {"element": tuple(ELEMENTS), "cache": tuple(CACHES)}
-_CACHE_SCALES = (ScalarParam("key_scale", "f32"), ScalarParam("value_scale", "f32"))
+_VECTOR = 8  # values of 16 bits that are read at once
+_VECTOR_BYTES = 16
 
 
-def _with_cache_dtype(param: TensorParam) -> TensorParam:
-    return replace(param, dtype="cache") if param.name == "kv_cache" else param
-
-
-def _for_device(signature: Signature, extra: tuple[ScalarParam, ...]) -> Signature:
+def _for_device(signature: Signature, **multiples: Dim) -> Signature:
     return replace(
         signature,
-        tensors=tuple(map(_with_cache_dtype, signature.tensors)),
-        scalars=signature.scalars + extra,
-        dtypes=_DTYPES,
+        tensors=tuple(map(_param, signature.tensors)),
+        dtypes={"element": tuple(ELEMENTS), "cache": tuple(CACHES)},
+        multiples={**signature.multiples, **multiples},
     )
 
 
-PAGED_ATTENTION = _for_device(signatures.PAGED_ATTENTION, _CACHE_SCALES)
-WRITE_KV = _for_device(signatures.WRITE_KV, _CACHE_SCALES)
-
-_ELEMENT = {"element": tuple(ELEMENTS)}
-
-
-def _rows(name: str, *dims: int | str, dtype: torch.dtype | str = "element", **options: bool) -> TensorParam:
-    return TensorParam(name, dims, dtype, layout=Layout.ROWS, align=16, **options)
+def _param(param: TensorParam) -> TensorParam:
+    if param.name == "kv_cache":
+        return replace(param, dtype="cache")
+    is_vectors = param.dtype == "element" and param.layout is Layout.ROWS
+    return replace(param, align=_VECTOR_BYTES) if is_vectors or param.name == "weight" else param
 
 
-def _floats(*names: str) -> tuple[TensorParam, ...]:
-    return tuple(TensorParam(name, ("S",), torch.float32) for name in names)
+PAGED_ATTENTION = _for_device(signatures.PAGED_ATTENTION)
+WRITE_KV = _for_device(signatures.WRITE_KV)
+SPLIT_QKV = _for_device(signatures.SPLIT_QKV)
+ADD_RMS_NORM = _for_device(signatures.ADD_RMS_NORM, H=_VECTOR)
+ACTIVATE_AND_MULTIPLY = _for_device(signatures.ACTIVATE_AND_MULTIPLY, I=_VECTOR)
+GATHER_ROWS = _for_device(signatures.GATHER_ROWS, H=_VECTOR)
+MOVE_BLOCKS = signatures.MOVE_BLOCKS
+PENALISE = signatures.PENALISE
+APPLY_BITMASK = signatures.APPLY_BITMASK
+GREEDY = signatures.GREEDY
+SAMPLE = signatures.SAMPLE
 
 
-SPLIT_QKV = Signature(
-    "split_qkv",
-    tensors=(
-        _rows("query", "T", "Hq", "D"),
-        _rows("kv_cache", "N", 2, "Hkv", signatures.BLOCK_SIZE, "D", dtype="cache"),
-        _rows("qkv", "T", "Hq + 2 Hkv", "D"),
-        TensorParam("cos_sin", ("P", "R"), torch.float32, layout=Layout.ROWS),
-        TensorParam("positions", ("T",), torch.int64),
-        TensorParam("slots", ("T",), torch.int64),
-        TensorParam("query_norm", ("D",), "element", optional=True),
-        TensorParam("key_norm", ("D",), "element", optional=True),
-    ),
-    dims=("T", "N", "Hq", "Hkv", "D", "P", "R"),
-    scalars=(ScalarParam("epsilon", "f32"), ScalarParam("weight_offset", "f32"), *_CACHE_SCALES),
-    dtypes=_DTYPES,
-    multiples={"D": 16, "R": 2},
-)
-ADD_RMS_NORM = Signature(
-    "add_rms_norm",
-    tensors=(
-        _rows("out", "T", "H"),
-        _rows("residual", "T", "H"),
-        _rows("input", "T", "H", optional=True),
-        TensorParam("weight", ("H",), "element", align=16),
-    ),
-    dims=("T", "H"),
-    scalars=(ScalarParam("epsilon", "f32"), ScalarParam("weight_offset", "f32")),
-    dtypes=_ELEMENT,
-    multiples={"H": 8},
-)
-ACTIVATE_AND_MULTIPLY = Signature(
-    "activate_and_multiply",
-    tensors=(_rows("out", "T", "I"), _rows("gate_up", "T", 2, "I")),
-    dims=("T", "I"),
-    scalars=(ScalarParam("kind", "i32"),),
-    dtypes=_ELEMENT,
-    multiples={"I": 8},
-)
-GATHER_ROWS = Signature(
-    "gather_rows",
-    tensors=(_rows("out", "S", "H"), _rows("table", "N", "H"), TensorParam("ids", ("S",), torch.int64)),
-    dims=("S", "N", "H"),
-    dtypes=_ELEMENT,
-    multiples={"H": 8},
-)
-MOVE_BLOCKS = Signature(
-    "move_blocks",
-    tensors=(
-        _rows("to", "N_to", "bytes", dtype=torch.uint8),
-        _rows("from", "N_from", "bytes", dtype=torch.uint8),
-        TensorParam("to_ids", ("n",), torch.int64, optional=True),
-        TensorParam("from_ids", ("n",), torch.int64, optional=True),
-    ),
-    dims=("n", "N_to", "N_from", "bytes"),
-    multiples={"bytes": 16},
-)
-_LOGITS = TensorParam("logits", ("S", "V"), torch.float32, layout=Layout.ROWS)
-_TOKENS = TensorParam("tokens", ("S",), torch.int64)
-ADJUST_LOGITS = Signature(
-    "adjust_logits",
-    tensors=(
-        _LOGITS,
-        TensorParam("row_starts", ("S+1",), torch.int32),
-        TensorParam("seen_tokens", ("E",), torch.int32),
-        TensorParam("output_counts", ("E",), torch.int32),
-        *_floats("repetition", "presence", "frequency"),
-        TensorParam("mask", ("S", "V / 32"), torch.int32, layout=Layout.ROWS, optional=True),
-    ),
-    dims=("S", "V"),
-)
-GREEDY = Signature("greedy", tensors=(_TOKENS, *_floats("logprobs"), _LOGITS), dims=("S", "V"))
-SAMPLE = Signature(
-    "sample",
-    tensors=(
-        _TOKENS,
-        _LOGITS,
-        *_floats("temperature"),
-        TensorParam("top_k", ("S",), torch.int32),
-        *_floats("top_p", "min_p", "uniform"),
-    ),
-    dims=("S", "V"),
-)
+def head_problem(head_dim: int, group: int) -> str | None:
+    """What about a model's heads the attention kernels are not built for; None: nothing.
+
+    `group` is the number of query heads that share a KV head.
+    """
+    if head_dim not in HEAD_DIMS:
+        return f"head size {head_dim}; the CUDA kernels are built for {', '.join(map(str, HEAD_DIMS))}"
+    if group > MAX_GROUP:
+        return f"{group} query heads a KV head; the CUDA kernels take at most {MAX_GROUP}"
+    return None

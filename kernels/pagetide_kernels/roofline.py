@@ -44,6 +44,7 @@ _REGISTER_UNIT = 256  # registers are given to a warp in units
 _TENSOR_FLOPS = 4096
 _SHARED_BYTES = 128
 _EXPONENTIALS = 16
+_L2_BYTES = 64
 _FLOAT_OPS = 128
 _SCORE_OPS = 5  # of a score: compare, scale and subtract, add, round, and its share of shrinking the outputs
 _LAUNCH_S = 3 * _MICRO
@@ -146,10 +147,41 @@ def _shared_memory_flops(gpu: Gpu, form: Form, clock: float) -> float:
     return gpu.multiprocessors * _SHARED_BYTES * clock * flops / num_bytes
 
 
+def row_bytes(hidden: int, gated: int, heads: int, kv_heads: int, head_dim: int) -> dict[str, int]:
+    """Bytes of a token that the kernels between matrix products read and write in bf16, by kernel."""
+    qkv = (heads + 2 * kv_heads) * head_dim
+    return {
+        "split_qkv": 2 * 2 * qkv + 2 * 4 * head_dim,
+        "add_rms_norm": 4 * 2 * hidden,
+        "activate_and_multiply": 3 * 2 * gated,
+        "gather_rows": 2 * 2 * hidden,
+    }
+
+
+def row_seconds(gpu: Gpu, num_bytes: int) -> float:
+    return _LAUNCH_S + _UNIT_START_S + num_bytes / (gpu.peak_bytes * gpu.copy_share)
+
+
+# Looks at the whole row: greedy at the largest and at the sum; sample at the largest, four rounds for each of
+# top-k and top-p, the mass before top-p, the mass of each warp's share.
+SAMPLING_PASSES = {"greedy": 2, "sample, unfiltered": 2, "sample, top-k and top-p": 11}
+
+
+def sampling_seconds(gpu: Gpu, rows: int, vocab_size: int, passes: int) -> float:
+    """A row is one block of threads; after the first pass it comes from L2."""
+    clock = gpu.peak_flops / (gpu.multiprocessors * _TENSOR_FLOPS)
+    rounds = -(-rows // gpu.multiprocessors)
+    first = row_seconds(gpu, rows * vocab_size * 4)
+    again = rounds * vocab_size * 4 * passes / (_L2_BYTES * clock)
+    return first + again
+
+
 def main() -> None:
     _print_occupancy()
     _print_decode()
     _print_prefill()
+    _print_rows()
+    _print_sampling()
 
 
 def _print_occupancy() -> None:
@@ -190,6 +222,24 @@ def _print_prefill() -> None:
                 f"| {shape.name} | {tokens} | {flops / 1e9:.1f} | {seconds * 1e6:.0f} "
                 f"| {flops / seconds / 1e12:.0f} |"
             )
+
+
+def _print_rows() -> None:
+    print("\n| kernel, Llama 8B | tokens | MB | predicted µs |")
+    print("| --- | ---: | ---: | ---: |")
+    for name, token_bytes in row_bytes(4096, 14336, 32, 8, 128).items():
+        for tokens in (64, 8192):
+            num_bytes = tokens * token_bytes
+            seconds = row_seconds(H200, num_bytes)
+            print(f"| {name} | {tokens} | {num_bytes / 1e6:.1f} | {seconds * 1e6:.1f} |")
+
+
+def _print_sampling() -> None:
+    print("\n| kernel, 128256 tokens | rows | predicted µs |")
+    print("| --- | ---: | ---: |")
+    for name, passes in SAMPLING_PASSES.items():
+        for rows in (1, 64):
+            print(f"| {name} | {rows} | {sampling_seconds(H200, rows, 128256, passes) * 1e6:.0f} |")
 
 
 if __name__ == "__main__":

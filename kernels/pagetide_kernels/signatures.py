@@ -1,8 +1,10 @@
-"""The table of kernels: what each takes, the same on every device.
+"""The table of kernels: what each takes, the same on every device, in the formats that a CPU knows.
 
-Symbols: T tokens of the step, B sequences, M blocks a block-table row can hold, N blocks in the cache,
-Hq query heads, Hkv KV heads, D head size. A block holds BLOCK_SIZE tokens. A linear layer has K inputs and
-N outputs in C columns of LANES.
+`device_signatures` is this table in the formats of tensor cores. Symbols: T tokens of the step, B sequences,
+M blocks a block-table row can hold, N blocks in the cache or rows of a table, Hq query heads, Hkv KV heads,
+D head size, R dims of a head that RoPE turns, H hidden size, I gated size, S sampled rows, V tokens of the
+vocabulary, n entries of a list. A block holds BLOCK_SIZE tokens. A linear layer has K inputs and N outputs in
+C columns of LANES.
 """
 
 from __future__ import annotations
@@ -13,16 +15,27 @@ from pagetide_kernels.binding import Layout, ScalarParam, Signature, TensorParam
 
 BLOCK_SIZE = 16
 LANES = 16
+ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu")
+"""What a gate goes through; kernels take the place in this tuple (cuda/rows.cu, cpu/decoder_rows.cpp)."""
 
 _ROWS = Layout.ROWS
 _FLOATS = (torch.bfloat16, torch.float32)
+_ELEMENT = {"element": _FLOATS}
 
 
-def _rows(name: str, *dims: int | str, output: bool = False) -> TensorParam:
-    return TensorParam(name, dims, "element", layout=_ROWS, output=output, align=16)
+def _rows(
+    name: str, *dims: int | str, dtype: torch.dtype | str = "element", align: int = 16, **options: bool
+) -> TensorParam:
+    return TensorParam(name, dims, dtype, layout=_ROWS, align=align, **options)
+
+
+def _per_row(*names: str, dtype: torch.dtype = torch.float32) -> tuple[TensorParam, ...]:
+    return tuple(TensorParam(name, ("S",), dtype) for name in names)
 
 
 _KV_CACHE = _rows("kv_cache", "N", 2, "Hkv", BLOCK_SIZE, "D")
+_SLOTS = TensorParam("slots", ("T",), torch.int64)
+_CACHE_SCALES = (ScalarParam("key_scale", "f32"), ScalarParam("value_scale", "f32"))
 
 PAGED_ATTENTION = Signature(
     "paged_attention",
@@ -35,22 +48,134 @@ PAGED_ATTENTION = Signature(
         TensorParam("kv_lens", ("B",), torch.int32),
     ),
     dims=("T", "B", "M", "N", "Hq", "Hkv", "D"),
-    scalars=(ScalarParam("scale", "f32"), ScalarParam("window", "i32"), ScalarParam("soft_cap", "f32")),
-    dtypes={"element": _FLOATS},
+    scalars=(
+        ScalarParam("scale", "f32"),
+        ScalarParam("window", "i32"),
+        ScalarParam("soft_cap", "f32"),
+        *_CACHE_SCALES,
+    ),
+    dtypes=_ELEMENT,
     multiples={"Hq": "Hkv", "D": 16},
 )
 
 WRITE_KV = Signature(
     "write_kv",
-    tensors=(
-        _KV_CACHE,
-        _rows("key", "T", "Hkv", "D"),
-        _rows("value", "T", "Hkv", "D"),
-        TensorParam("slots", ("T",), torch.int64),
-    ),
+    tensors=(_KV_CACHE, _rows("key", "T", "Hkv", "D"), _rows("value", "T", "Hkv", "D"), _SLOTS),
     dims=("T", "N", "Hkv", "D"),
-    dtypes={"element": _FLOATS},
+    scalars=_CACHE_SCALES,
+    dtypes=_ELEMENT,
     multiples={"Hkv": 1, "D": 16},
+)
+
+SPLIT_QKV = Signature(
+    "split_qkv",
+    tensors=(
+        _rows("query", "T", "Hq", "D", output=True),
+        _KV_CACHE,
+        _rows("qkv", "T", "Hq + 2 Hkv", "D"),
+        TensorParam("cos", ("T", 1, "R"), torch.float32),
+        TensorParam("sin", ("T", 1, "R"), torch.float32),
+        _SLOTS,
+        TensorParam("norm", ("Hq + Hkv", "D"), torch.float32, optional=True),
+    ),
+    dims=("T", "N", "Hq", "Hkv", "D", "R"),
+    scalars=(ScalarParam("epsilon", "f32"), *_CACHE_SCALES),
+    dtypes=_ELEMENT,
+    multiples={"Hkv": 1, "D": 16, "R": 2},
+    at_most={"R": "D"},
+)
+
+ADD_RMS_NORM = Signature(
+    "add_rms_norm",
+    tensors=(
+        _rows("out", "T", "H", output=True, align=1),
+        _rows("residual", "T", "H", align=1),
+        _rows("added", "T", "H", optional=True, align=1),
+        TensorParam("weight", ("H",), torch.float32),
+    ),
+    dims=("T", "H"),
+    scalars=(ScalarParam("epsilon", "f32"),),
+    dtypes=_ELEMENT,
+)
+
+ACTIVATE_AND_MULTIPLY = Signature(
+    "activate_and_multiply",
+    tensors=(_rows("out", "T", "I", output=True, align=1), _rows("gate_up", "T", 2, "I", align=1)),
+    dims=("T", "I"),
+    scalars=(ScalarParam("activation", "i32"),),
+    dtypes=_ELEMENT,
+)
+
+GATHER_ROWS = Signature(
+    "gather_rows",
+    tensors=(
+        _rows("out", "S", "H", output=True, align=1),
+        _rows("table", "N", "H", align=1),
+        TensorParam("ids", ("S",), torch.int64),
+    ),
+    dims=("S", "N", "H"),
+    dtypes=_ELEMENT,
+)
+
+MOVE_BLOCKS = Signature(
+    "move_blocks",
+    tensors=(
+        _rows("to", "N_to", "bytes", dtype=torch.uint8),
+        _rows("source", "N_from", "bytes", dtype=torch.uint8),
+        TensorParam("to_ids", ("n",), torch.int64, optional=True),
+        TensorParam("source_ids", ("n",), torch.int64, optional=True),
+    ),
+    dims=("n", "N_to", "N_from", "bytes"),
+    multiples={"bytes": 16},
+)
+
+_LOGITS = TensorParam("logits", ("S", "V"), torch.float32, layout=_ROWS)
+
+PENALISE = Signature(
+    "penalise",
+    tensors=(
+        _LOGITS,
+        TensorParam("rows", ("n",), torch.int64),
+        TensorParam("starts", ("n+1",), torch.int64),
+        TensorParam("tokens", ("E",), torch.int32),
+        TensorParam("counts", ("E",), torch.int32),
+        *(TensorParam(name, ("n",), torch.float32) for name in ("repetition", "presence", "frequency")),
+    ),
+    dims=("n", "S", "V"),
+)
+
+APPLY_BITMASK = Signature(
+    "apply_bitmask",
+    tensors=(
+        _LOGITS,
+        TensorParam("rows", ("n",), torch.int64),
+        TensorParam("bitmask", ("n", "words"), torch.int32, layout=_ROWS),
+    ),
+    dims=("n", "S", "V"),
+)
+
+GREEDY = Signature(
+    "greedy",
+    tensors=(
+        TensorParam("tokens", ("S", "n"), torch.int64, output=True),
+        TensorParam("logprobs", ("S", "n"), torch.float32, optional=True, output=True),
+        _LOGITS,
+    ),
+    dims=("S", "n", "V"),
+    multiples={"n": 1},
+)
+
+SAMPLE = Signature(
+    "sample",
+    tensors=(
+        TensorParam("tokens", ("S",), torch.int64, output=True),
+        _LOGITS,
+        *_per_row("temperature"),
+        *_per_row("top_k", dtype=torch.int32),
+        *_per_row("top_p", "min_p"),
+        *_per_row("uniform", dtype=torch.float64),
+    ),
+    dims=("S", "V"),
 )
 
 LINEAR = Signature(
@@ -62,6 +187,6 @@ LINEAR = Signature(
         TensorParam("bias", ("N",), "element", optional=True),
     ),
     dims=("T", "N", "K", "C"),
-    dtypes={"element": _FLOATS},
+    dtypes=_ELEMENT,
     multiples={"K": 2},
 )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 
 import pytest
@@ -30,6 +31,10 @@ class AttentionCase:
     def run(self, **changed: object) -> Tensor:
         return ops.paged_attention(**{**vars(self), **changed})
 
+    def to(self, device: torch.device) -> AttentionCase:
+        moved = {name: value.to(device) for name, value in vars(self).items() if isinstance(value, Tensor)}
+        return replace(self, **moved)
+
     def expected(self) -> Tensor:
         """The float32 reference; on one thread, because its pieces are too small to share out."""
         num_threads = torch.get_num_threads()
@@ -54,6 +59,31 @@ class AttentionCase:
             query_starts=torch.tensor([0, len(query)], dtype=torch.int32),
             kv_lens=self.kv_lens[sequence : sequence + 1] - dropped,
         )
+
+
+GPU = pytest.param(
+    "cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")]
+)
+
+
+@pytest.fixture(params=["cpu", "sim", GPU])
+def device(request: pytest.FixtureRequest) -> Iterator[torch.device]:
+    """Where an op's tensors are: run by the CPU's kernels, by simulated CUDA kernels, or by a GPU."""
+    with _kernels(request.param) as place:
+        yield place
+
+
+@pytest.fixture(params=["sim", GPU])
+def cuda_device(request: pytest.FixtureRequest) -> Iterator[torch.device]:
+    """`device` for what only the CUDA kernels know."""
+    with _kernels(request.param) as place:
+        yield place
+
+
+@contextmanager
+def _kernels(name: str) -> Iterator[torch.device]:
+    with ops.simulated_cuda() if name == "sim" else nullcontext():
+        yield torch.device("cuda" if name == "cuda" else "cpu")
 
 
 MakeCase = Callable[..., AttentionCase]

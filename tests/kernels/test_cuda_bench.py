@@ -15,7 +15,8 @@ from pagetide_kernels.sim_launch import Simulator
 def test_the_measured_batches_are_valid_calls():
     batch = bench.make_batch(roofline.SMOLLM2, 2, 1, 40, torch.device("cpu"))
     batch.tensors[0].fill_(torch.nan)
-    DeviceOps(Simulator()).paged_attention(batch.tensors, (batch.scale, 0, 0.0), batch.max_query_len)
+    scalars = (batch.scale, 0, 0.0, 1.0, 1.0)
+    DeviceOps(Simulator()).paged_attention(batch.tensors, scalars, batch.max_query_len)
     assert batch.tensors[0].isfinite().all()
     assert batch.kv_bytes == 2 * 40 * 2 * 3 * 64 * 2
 

@@ -5,8 +5,6 @@ Run with `pytest -m gpu`; skipped where there is no GPU.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 
@@ -15,9 +13,11 @@ if not torch.cuda.is_available():
         "no GPU: the same kernels are tested in the simulator (test_sim_*.py)", allow_module_level=True
     )
 
+from tiny_checkpoints import make_checkpoint
+
+from pagetide import weights
+from pagetide.layers import AttentionBatch
 from pagetide_kernels import ops
-from pagetide_kernels.binding import ArgumentError
-from pagetide_kernels.cuda import ops_for
 from pagetide_kernels.cuda_launch import CaptureError, CudaLauncher
 from pagetide_kernels.device_ops import DeviceOps
 from pagetide_kernels.device_signatures import HEAD_DIMS
@@ -41,11 +41,6 @@ RAGGED = [
 ]
 
 
-def on_gpu(case):
-    moved = {name: value.to(DEVICE) for name, value in vars(case).items() if isinstance(value, torch.Tensor)}
-    return replace(case, **moved)
-
-
 @pytest.fixture
 def make(make_case):
     return lambda sequences, **options: make_case(
@@ -54,7 +49,7 @@ def make(make_case):
 
 
 def assert_right(case, **options):
-    moved = on_gpu(case)
+    moved = case.to(DEVICE)
     out = ops.paged_attention(**vars(moved), out=torch.full_like(moved.query, torch.nan), **options)
     torch.testing.assert_close(out.float().cpu(), case.expected(), rtol=0, atol=TOLERANCE)
 
@@ -88,10 +83,10 @@ def test_long_ragged_batches_are_right(make, batch):
 
 def test_a_result_depends_on_its_own_sequence_only(make):
     case = make(RAGGED)
-    together = ops.paged_attention(**vars(on_gpu(case)))
+    together = ops.paged_attention(**vars(case.to(DEVICE)))
     for i, (queries, _) in enumerate(RAGGED):
         if queries:
-            alone = ops.paged_attention(**vars(on_gpu(case.only(i))))
+            alone = ops.paged_attention(**vars(case.only(i).to(DEVICE)))
             assert torch.equal(alone, together[case.rows(i)])
 
 
@@ -115,7 +110,7 @@ def test_a_captured_graph_is_replayed_with_other_lengths_and_tables(make):
     starts, lens = cases[0].query_starts.to(DEVICE), torch.ones(3, dtype=torch.int32, device=DEVICE)
     device_ops = DeviceOps(CudaLauncher(DEVICE))
     tensors = (out, query, cache, table, starts, lens)
-    graph = _captured(lambda: device_ops.paged_attention(tensors, (cases[0].scale, 0, 0.0), 1))
+    graph = _captured(lambda: device_ops.paged_attention(tensors, (cases[0].scale, 0, 0.0, 1.0, 1.0), 1))
     for case in cases:
         query.copy_(case.query)
         cache[: len(case.kv_cache)].copy_(case.kv_cache)
@@ -127,7 +122,7 @@ def test_a_captured_graph_is_replayed_with_other_lengths_and_tables(make):
 
 
 def test_a_capture_of_what_was_never_run_is_refused(make):
-    case = on_gpu(make([(1, 40)]))
+    case = make([(1, 40)]).to(DEVICE)
     device_ops = DeviceOps(CudaLauncher(DEVICE))
     tensors = (torch.empty_like(case.query), *(getattr(case, name) for name in list(vars(case))[:5]))
     graph = torch.cuda.CUDAGraph()
@@ -135,12 +130,12 @@ def test_a_capture_of_what_was_never_run_is_refused(make):
         pytest.raises(CaptureError, match="first needed inside a CUDA graph capture"),
         torch.cuda.graph(graph),
     ):
-        device_ops.paged_attention(tensors, (case.scale, 0, 0.0))
+        device_ops.paged_attention(tensors, (case.scale, 0, 0.0, 1.0, 1.0))
 
 
 def test_launches_go_to_the_stream_that_is_current(make):
     """A slow kernel holds one stream; the result on another must not wait for it."""
-    case = on_gpu(make([(1, 40)]))
+    case = make([(1, 40)]).to(DEVICE)
     ops.paged_attention(**vars(case))
     busy, other = torch.cuda.Stream(), torch.cuda.Stream()
     with torch.cuda.stream(busy):
@@ -153,32 +148,92 @@ def test_launches_go_to_the_stream_that_is_current(make):
     assert not held.query()
 
 
-def test_fp8_caches_are_right(make):
-    case = make([(1, 700), (40, 300), (3, 90)])
-    stored = case.kv_cache.float().to(torch.float8_e4m3fn)
-    expected = replace(case, kv_cache=stored.float(), query=case.query.float()).expected()
-    moved = on_gpu(replace(case, kv_cache=stored))
-    out = torch.empty_like(moved.query)
-    tensors = (out, *(getattr(moved, name) for name in list(vars(moved))[:5]))
-    ops_for(DEVICE).paged_attention(tensors, (case.scale, 0, 0.0))
-    torch.testing.assert_close(out.float().cpu(), expected, rtol=0.004, atol=TOLERANCE)
+def rotation(num_tokens):
+    return torch.ones(num_tokens, 1, 64, device=DEVICE), torch.zeros(num_tokens, 1, 64, device=DEVICE)
 
 
-def test_sampling_on_a_large_vocabulary_draws_the_right_token():
-    logits = torch.randn(8, 128256, generator=torch.Generator().manual_seed(1)) * 3
-    uniform = torch.linspace(0.05, 0.95, 8)
-    probs = logits.double().softmax(-1)
-    expected = torch.searchsorted(probs.cumsum(-1), uniform[:, None].double(), right=True)[:, 0]
-    tokens = torch.empty(8, dtype=torch.int64, device=DEVICE)
-    ones, no_k = torch.ones(8, device=DEVICE), torch.zeros(8, dtype=torch.int32, device=DEVICE)
-    tensors = (tokens, logits.to(DEVICE), ones, no_k, ones, torch.zeros_like(ones), uniform.to(DEVICE))
-    ops_for(DEVICE).sample(tensors)
-    assert (tokens.cpu() - expected).abs().max() <= 1
+def every_op(ids, lens, slots, logits):
+    """One small step through every op but attention's prefill; `ids`, `lens` and `slots` [2] may change."""
+    generator = torch.Generator(DEVICE).manual_seed(3)
+    table = torch.randn(50, 512, generator=generator, device=DEVICE).bfloat16()
+    weight, cache = torch.ones(512, device=DEVICE), torch.zeros(9, 2, 2, 16, 64, device=DEVICE).bfloat16()
+    blocks = torch.arange(8, dtype=torch.int32, device=DEVICE).view(2, 4)
+    starts = torch.arange(3, dtype=torch.int32, device=DEVICE)
+    some, block = torch.full((2,), 0.7, device=DEVICE), torch.tensor([0], device=DEVICE)
+    rows, seen = torch.arange(2, device=DEVICE), torch.arange(2, dtype=torch.int32, device=DEVICE)
+    mask = torch.full((2, 32), -2, dtype=torch.int32, device=DEVICE)
+    cos, sin = rotation(2)
+
+    def run():
+        hidden = ops.gather_rows(table, ids)
+        normed = ops.add_rms_norm(hidden, None, weight, 1e-5)
+        query = ops.split_qkv(normed.view(2, 8, 64), cos, sin, cache, slots)
+        attended = ops.paged_attention(query, cache, blocks, starts, lens, 0.125, max_query_len=1)
+        gated = ops.activate_and_multiply(attended.view(2, 2, 128), "silu")
+        ops.move_blocks(cache, cache, block + 8, block)
+        edited = logits.clone()
+        ops.penalise(edited, rows, starts.long(), seen, seen, some, some, some)
+        ops.apply_bitmask(edited, rows, mask)
+        tokens, logprobs = ops.greedy(edited, 4)
+        drawn = ops.sample(edited, some, seen, some, some, some.double())
+        return hidden, gated, tokens, logprobs, drawn, cache[8].clone()
+
+    return run
 
 
-def test_wrong_arguments_are_named(make):
-    case = on_gpu(make([(1, 1)]))
-    with pytest.raises(ArgumentError, match="kv_lens is on device cpu"):
-        ops.paged_attention(**{**vars(case), "kv_lens": case.kv_lens.cpu()})
-    with pytest.raises(ArgumentError, match="head size 48"):
-        ops.paged_attention(**vars(on_gpu(make([(1, 1)], head_size=48))))
+def test_every_op_is_captured_and_replayed_with_other_inputs():
+    ids, lens = torch.tensor([1, 2], device=DEVICE), torch.tensor([1, 1], dtype=torch.int32, device=DEVICE)
+    slots, logits = torch.tensor([0, 64], device=DEVICE), torch.randn(2, 1003, device=DEVICE)
+    run = every_op(ids, lens, slots, logits)
+    run()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        outputs = run()
+    for position in (1, 20):
+        ids.add_(7)
+        lens.fill_(position + 1)
+        slots.copy_(torch.tensor([position, 64 + position]))
+        logits.copy_(torch.randn(2, 1003))
+        graph.replay()
+        replayed = [output.clone() for output in outputs]
+        for ours, theirs in zip(replayed, run(), strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
+
+
+def test_no_launch_waits_or_claims_memory():
+    ids, lens = torch.tensor([1, 2], device=DEVICE), torch.tensor([1, 1], dtype=torch.int32, device=DEVICE)
+    run = every_op(ids, lens, torch.tensor([0, 64], device=DEVICE), torch.randn(2, 1003, device=DEVICE))
+    run()
+    torch.cuda.synchronize()
+    reserved = torch.cuda.memory_reserved()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        run()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert torch.cuda.memory_reserved() == reserved
+
+
+def test_a_whole_forward_is_captured_and_replayed(tmp_path):
+    pytest.importorskip("transformers")
+    path = make_checkpoint(tmp_path, hidden_size=256, num_attention_heads=4, num_key_value_heads=2)
+    decoder = weights.load(path, dtype=torch.bfloat16, device=DEVICE)
+    caches = [torch.zeros(4, 2, 2, 16, 64, device=DEVICE).bfloat16() for _ in decoder.layers]
+    ids, positions = (torch.zeros(1, dtype=torch.int64, device=DEVICE) for _ in range(2))
+    slots, rows = torch.zeros_like(ids), torch.zeros_like(ids)
+    starts, lens = (torch.tensor(v, dtype=torch.int32, device=DEVICE) for v in ([0, 1], [1]))
+    table = torch.arange(4, dtype=torch.int32, device=DEVICE)[None]
+    batch = AttentionBatch(table, starts, lens, slots, max_query_len=1)
+    decoder.forward(ids, positions, caches, batch, rows)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        logits = decoder.forward(ids, positions, caches, batch, rows)
+    for position in range(40):
+        ids.fill_(3 * position + 1)
+        positions.fill_(position)
+        slots.fill_(position)
+        lens.fill_(position + 1)
+        graph.replay()
+        replayed = logits.clone()
+        expected = decoder.forward(ids, positions, caches, batch, rows)
+        torch.testing.assert_close(replayed, expected, rtol=0, atol=0)

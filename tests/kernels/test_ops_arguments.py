@@ -116,9 +116,9 @@ def test_right_indices_pass_the_host_check(make_case):
 
 def test_a_slot_outside_the_cache_fails_the_host_check():
     cache = torch.zeros(2, 2, 1, 16, 16)
-    checks.write_kv(cache, torch.tensor([-1, 31]))
+    checks.slots("write_kv", cache, torch.tensor([-1, 31]))
     with pytest.raises(ArgumentError, match=r"slots\[1\] is 32; expected less than 32"):
-        checks.write_kv(cache, torch.tensor([0, 32]))
+        checks.slots("write_kv", cache, torch.tensor([0, 32]))
 
 
 SIGNATURE = Signature(

@@ -41,7 +41,8 @@ def run(case, seed=1, **options):
         case.query_starts,
         case.kv_lens,
     )
-    DeviceOps(Simulator(seed)).paged_attention(tensors, (case.scale, case.window, case.soft_cap), **options)
+    scalars = (case.scale, case.window, case.soft_cap, 1.0, 1.0)
+    DeviceOps(Simulator(seed)).paged_attention(tensors, scalars, **options)
     return tensors[0]
 
 

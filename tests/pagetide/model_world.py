@@ -22,7 +22,7 @@ class PagedRun:
         self.tables = order.to(torch.int32).view(num_sequences, blocks_each)
         self.lens = [0] * num_sequences
         shape = (num_blocks, 2, config.num_kv_heads, BLOCK, config.head_dim)
-        self.kv_caches = [torch.full(shape, torch.nan, dtype=decoder.dtype) for _ in range(config.num_layers)]
+        self.kv_caches = [torch.full(shape, torch.nan).to(decoder.kv_dtype) for _ in range(config.num_layers)]
 
     def step(self, new: dict[int, list[int]], every_row: bool = False) -> torch.Tensor:
         """Computes each sequence's new tokens; the logits after the last of each, or after every one."""

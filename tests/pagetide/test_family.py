@@ -9,8 +9,9 @@ import torch
 
 from pagetide.checkpoint import WeightsError
 from pagetide.family import ARCHITECTURES, Family, read_family
-from pagetide.layers import Rotary, rotate
+from pagetide.layers import Rotary
 from pagetide.rope import Rope, frequencies
+from pagetide_kernels.cpu.plain import rotate
 
 CONFIG: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -132,8 +133,8 @@ def test_a_shard_divides_heads_and_columns_and_repeats_scarce_kv_heads() -> None
 def test_dimensions_beyond_the_rotary_ones_are_left_alone() -> None:
     heads = torch.randn(5, 3, 16, generator=torch.Generator().manual_seed(0))
     rotation = Rotary(Rope(rotary_dim=8), torch.device("cpu"))(torch.arange(5))
-    small = rotate(heads[..., :8].clone(), rotation)
-    whole = rotate(heads.clone(), rotation)
+    small = rotate(heads[..., :8].clone(), rotation.cos, rotation.sin)
+    whole = rotate(heads.clone(), rotation.cos, rotation.sin)
     assert torch.equal(whole[..., 8:], heads[..., 8:])
     assert torch.equal(whole[..., :8], small)
 
@@ -141,7 +142,11 @@ def test_dimensions_beyond_the_rotary_ones_are_left_alone() -> None:
 def test_rotation_keeps_products_a_function_of_distance() -> None:
     query, key = torch.randn(2, 1, 1, 32, generator=torch.Generator().manual_seed(1))
     rotary = Rotary(Rope(rotary_dim=32), torch.device("cpu"))
-    at = lambda heads, position: rotate(heads.clone(), rotary(torch.tensor([position])))  # noqa: E731
+
+    def at(heads: torch.Tensor, position: int) -> torch.Tensor:
+        turn = rotary(torch.tensor([position]))
+        return rotate(heads.clone(), turn.cos, turn.sin)
+
     products = [float((at(query, 40 + shift) * at(key, shift)).sum()) for shift in (0, 1, 100, 3000)]
     assert max(products) - min(products) < 1e-3
 

@@ -79,22 +79,57 @@ def test_tokens_depend_on_the_request_alone(
         assert built.engine.drain(WAIT_S)
 
 
+def sim_checkpoint(folder: Path) -> Path:
+    """Heads of 64, as the CUDA kernels are built for; weights whose likeliest tokens are no near-ties."""
+    shape = {"hidden_size": 128, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1}
+    return make_checkpoint(folder, seed=1, **shape)
+
+
+def run_in_bfloat16(checkpoint: Path, prompts: list[list[int]], **settings: str) -> list[list[int]]:
+    values = {"model": str(checkpoint), "dtype": "bfloat16", "kv_cache_bytes": 2**20}
+    built = build(Settings.from_mapping(values | settings), checkpoint, lambda stats: None)
+    built.engine.start()
+    tokens = generate(built, prompts, SamplingParams(max_tokens=6, temperature=0.0))
+    assert built.engine.drain(WAIT_S)
+    return tokens
+
+
 def test_the_sim_device_gives_the_tokens_of_the_cpu(tmp_path: Path) -> None:
-    """The whole engine over simulated CUDA kernels, in bfloat16 with heads of 64, as they are built for."""
-    checkpoint = make_checkpoint(
-        tmp_path / "llama", hidden_size=128, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1
+    """The whole engine over simulated CUDA kernels."""
+    checkpoint, prompts = sim_checkpoint(tmp_path), [[5, 6, 7], list(range(40))]
+    assert run_in_bfloat16(checkpoint, prompts, device="sim") == run_in_bfloat16(
+        checkpoint, prompts, device="cpu"
     )
-    prompts, params = [[5, 6, 7], list(range(40))], SamplingParams(max_tokens=6, temperature=0.0)
-    tokens = []
-    for device in ("cpu", "sim"):
-        values = {"model": str(checkpoint), "device": device, "dtype": "bfloat16"}
-        built = build(
-            Settings.from_mapping(values | {"kv_cache_bytes": 2**20}), checkpoint, lambda stats: None
-        )
-        built.engine.start()
-        tokens.append(generate(built, prompts, params))
-        assert built.engine.drain(WAIT_S)
-    assert tokens[0] == tokens[1]
+
+
+def test_an_e4m3_kv_cache_serves_on_the_sim_device_and_holds_twice_the_tokens(tmp_path: Path) -> None:
+    checkpoint, prompts = sim_checkpoint(tmp_path), [[5, 6, 7], list(range(40))]
+    tokens = run_in_bfloat16(checkpoint, prompts, device="sim", kv_cache_dtype="fp8_e4m3")
+    assert [len(each) for each in tokens] == [6, 6]
+    values = {"model": str(checkpoint), "device": "sim", "kv_cache_bytes": 2**16}
+    wide, narrow = (
+        build(Settings.from_mapping(values | {"kv_cache_dtype": name}), checkpoint, lambda stats: None)
+        for name in ("auto", "fp8_e4m3")
+    )
+    assert narrow.engine.max_model_len == 2 * wide.engine.max_model_len
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"kv_cache_dtype": "fp8_e4m3"}, "kv_cache_dtype is 'fp8_e4m3', which needs a GPU; on a CPU"),
+        ({"kv_cache_dtype": "int4"}, "kv_cache_dtype is 'int4'; it must be one of auto, fp8_e4m3"),
+        ({"device": "sim", "dtype": "float32"}, "dtype is 'float32'; the CUDA kernels compute in 'bfloat16'"),
+        ({"device": "sim"}, "device is 'sim', but .* has head size 16; the CUDA kernels are built for 64"),
+    ],
+    ids=str,
+)
+def test_what_the_kernels_of_a_device_lack_is_refused_at_load(
+    tiny_llama: Path, settings: dict[str, str], message: str
+) -> None:
+    values = {"model": str(tiny_llama), "device": "cpu", "kv_cache_bytes": 2**20} | settings
+    with pytest.raises(SettingsError, match=message):
+        build(Settings.from_mapping(values), tiny_llama, lambda stats: None)
 
 
 def test_a_kv_cache_larger_than_memory_is_refused(tiny_llama: Path) -> None:

@@ -33,18 +33,6 @@ SUFFIXES = {torch.bfloat16: "bf16", torch.float32: "f32"}
 _Function: TypeAlias = Callable[..., bytes | None]
 
 
-def paged_attention(
-    tensors: Sequence[Tensor | None], scalars: Sequence[Number], max_query_len: int | None = None
-) -> None:
-    """See `ops.paged_attention`; arguments in the order of the signature. Lengths are read where they are."""
-    _call(PAGED_ATTENTION, tensors, scalars)
-
-
-def write_kv(tensors: Sequence[Tensor | None], scalars: Sequence[Number]) -> None:
-    """See `ops.write_kv`; arguments in the order of the signature."""
-    _call(WRITE_KV, tensors, scalars)
-
-
 def pack_linear(weight: Tensor) -> Tensor:
     """[N, K] to [C, K, 16]: C columns of sixteen outputs, each a stream over K; zeros beyond N.
 
@@ -68,7 +56,7 @@ def unpacked_rows(packed: Tensor, rows: Tensor) -> Tensor:
 
 def linear(tensors: Sequence[Tensor | None], scalars: Sequence[Number]) -> None:
     """See `ops.linear`; arguments in the order of the signature."""
-    _call(LINEAR, tensors, scalars)
+    call(LINEAR, tensors, scalars)
 
 
 def supported_isas() -> tuple[str, ...]:
@@ -96,7 +84,12 @@ def use_isa(name: str) -> Iterator[None]:
         _set_isa(library(), before)
 
 
-def _call(signature: Signature, tensors: Sequence[Tensor | None], scalars: Sequence[Number]) -> None:
+def call(signature: Signature, tensors: Sequence[Tensor | None], scalars: Sequence[Number]) -> None:
+    """Calls the C++ function of that signature, built for the element type at hand.
+
+    Raises:
+        ArgumentError: an argument of the wrong kind, or an index that points outside.
+    """
     bound = signature.bind(tensors, scalars)
     problem = _function(signature.name, bound.form.dtypes["element"])(*bound.args)
     if problem is not None:

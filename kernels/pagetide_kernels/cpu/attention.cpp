@@ -13,6 +13,7 @@
 
 #include "error.h"
 #include "isa.h"
+#include "kv_scales.h"
 
 namespace pagetide {
 namespace {
@@ -216,18 +217,20 @@ const char* paged_attention(const AttentionCall& call, const PerIsa<AttentionKer
 }  // namespace
 }  // namespace pagetide
 
-#define PAGETIDE_PAGED_ATTENTION(name, kernels)                                                        \
-  PAGETIDE_EXPORT const char* name(                                                                    \
-      void* out, const void* query, const void* kv_cache, const int32_t* block_table,                  \
-      const int32_t* query_starts, const int32_t* kv_lens, int64_t out_stride, int64_t query_stride,   \
-      int64_t cache_stride, int64_t table_stride, int num_tokens, int num_sequences, int table_width,  \
-      int num_blocks, int num_heads, int num_kv_heads, int head_size, float scale, int window,         \
-      float soft_cap) {                                                                                \
-    const pagetide::AttentionCall call{                                                                \
-        out,          query,        kv_cache,     block_table, query_starts,  kv_lens,     out_stride, \
-        query_stride, cache_stride, table_stride, num_tokens,  num_sequences, table_width, num_blocks, \
-        num_heads,    num_kv_heads, head_size,    scale,       window,        soft_cap};               \
-    return pagetide::paged_attention(call, pagetide::kernels);                                         \
+#define PAGETIDE_PAGED_ATTENTION(name, kernels)                                                         \
+  PAGETIDE_EXPORT const char* name(                                                                     \
+      void* out, const void* query, const void* kv_cache, const int32_t* block_table,                   \
+      const int32_t* query_starts, const int32_t* kv_lens, int64_t out_stride, int64_t query_stride,    \
+      int64_t cache_stride, int64_t table_stride, int num_tokens, int num_sequences, int table_width,   \
+      int num_blocks, int num_heads, int num_kv_heads, int head_size, float scale, int window,          \
+      float soft_cap, float key_scale, float value_scale) {                                             \
+    if (const char* problem = pagetide::scale_problem("paged_attention", key_scale, value_scale))       \
+      return problem;                                                                                   \
+    const pagetide::AttentionCall call{                                                                 \
+        out,          query,        kv_cache,     block_table, query_starts,  kv_lens,     out_stride,  \
+        query_stride, cache_stride, table_stride, num_tokens,  num_sequences, table_width, num_blocks,  \
+        num_heads,    num_kv_heads, head_size,    scale,       window,        soft_cap};                \
+    return pagetide::paged_attention(call, pagetide::kernels);                                          \
   }
 
 PAGETIDE_PAGED_ATTENTION(paged_attention_bf16, kBf16)

@@ -11,8 +11,6 @@ import torch
 from pagetide_kernels import cpu
 from pagetide_kernels.binding import ArgumentError
 
-ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu")
-
 _POINTER, _INT, _LONG, _FLOAT = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64, ctypes.c_float
 
 

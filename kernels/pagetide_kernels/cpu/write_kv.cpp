@@ -4,6 +4,7 @@
 
 #include "elements.h"
 #include "error.h"
+#include "kv_scales.h"
 
 namespace pagetide {
 namespace {
@@ -73,7 +74,8 @@ const char* write_kv(const KvWrite<Element>& call) {
   PAGETIDE_EXPORT const char* name(Element* cache, const Element* key, const Element* value,               \
                                    const int64_t* slots, int64_t cache_stride, int64_t key_stride,         \
                                    int64_t value_stride, int num_tokens, int num_blocks, int num_kv_heads, \
-                                   int head_size) {                                                        \
+                                   int head_size, float key_scale, float value_scale) {                    \
+    if (const char* problem = pagetide::scale_problem("write_kv", key_scale, value_scale)) return problem; \
     return pagetide::write_kv<Element>({cache, key, value, slots, cache_stride, key_stride, value_stride,  \
                                         num_tokens, num_blocks, num_kv_heads, head_size});                 \
   }

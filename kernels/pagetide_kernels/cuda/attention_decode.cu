@@ -131,7 +131,6 @@ DEVICE void attend(const Attention& op, const RowMask& mask, BlockStream& stream
     softmax.update(scores[0], scale.factor, o[0]);
     multiply_values<1, 1>(o, scores, &ring[i % kStages][1]);
   }
-  cp_async_wait<0>();
   softmax.finish();
 }
 

@@ -27,6 +27,7 @@ template <class T>
 using Same = T;  // lets a macro declare a pointer to an array type
 
 constexpr int kWarpSize = 32;
+#define kInfinity (bits_float(0x7F800000u))
 #define kNegativeInfinity (bits_float(0xFF800000u))
 
 #ifndef PAGETIDE_SIM

@@ -11,12 +11,12 @@ DEVICE void each_vector(int width, Body body) {
   for (int i = static_cast<int>(threadIdx.x) * kVector; i < width; i += kThreads * kVector) body(i);
 }
 
-// residual += input (where there is one); out = residual / rms(residual) * (weight + weight_offset). RMSNorm,
-// Zhang and Sennrich 2019; Gemma's weights are offsets from 1. Grid: rows.
+// residual += added (where there is one); out = residual / rms(residual) * weight. RMSNorm, Zhang and
+// Sennrich 2019. Grid: rows.
 KERNEL __launch_bounds__(kThreads)
-    add_rms_norm(Element* __restrict__ out, Element* __restrict__ residual, const Element* __restrict__ input,
-                 const Element* __restrict__ weight, int64_t out_stride, int64_t residual_stride,
-                 int64_t input_stride, int, int width, float epsilon, float weight_offset) {
+    add_rms_norm(Element* __restrict__ out, Element* __restrict__ residual, const Element* __restrict__ added,
+                 const float* __restrict__ weight, int64_t out_stride, int64_t residual_stride,
+                 int64_t added_stride, int, int width, float epsilon) {
   SHARED(float[kWarps], scratch);
   int64_t row = blockIdx.x;
   residual += row * residual_stride;
@@ -24,11 +24,11 @@ KERNEL __launch_bounds__(kThreads)
   each_vector(width, [&](int i) {
     float sum[kVector];
     load_vector(sum, residual + i);
-    if (input) {
-      float added[kVector];
-      load_vector(added, input + row * input_stride + i);
+    if (added) {
+      float change[kVector];
+      load_vector(change, added + row * added_stride + i);
 #pragma unroll
-      for (int j = 0; j < kVector; j++) sum[j] += added[j];
+      for (int j = 0; j < kVector; j++) sum[j] += change[j];
       store_vector(residual + i, sum);
       load_vector(sum, residual + i);  // the norm is of what the next layer adds to: the rounded sum
     }
@@ -39,17 +39,18 @@ KERNEL __launch_bounds__(kThreads)
   each_vector(width, [&](int i) {
     float values[kVector], weights[kVector];
     load_vector(values, residual + i);
-    load_vector(weights, weight + i);
+    load_floats(weights, weight + i);
 #pragma unroll
-    for (int j = 0; j < kVector; j++) values[j] *= scale * (weights[j] + weight_offset);
+    for (int j = 0; j < kVector; j++) values[j] *= scale * weights[j];
     store_vector(out + row * out_stride + i, values);
   });
 }
 
-enum Activation { kSilu, kGeluTanh, kGelu };
+enum Activation { kSilu, kGelu, kGeluTanh, kRelu };  // the order of signatures.ACTIVATIONS
 
 DEVICE float activate(float x, int kind) {
   if (kind == kSilu) return x / (1 + exp2_fast(-1.4426950408889634f * x));
+  if (kind == kRelu) return fmaxf(x, 0);
   if (kind == kGelu) return 0.5f * x * (1 + erff(x * 0.70710678118654752f));
   float inner = 0.79788456080286536f * (x + 0.044715f * x * x * x);
   return x - x / (exp2_fast(2 * 1.4426950408889634f * inner) + 1);  // x * (1 + tanh(inner)) / 2

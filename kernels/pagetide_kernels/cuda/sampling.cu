@@ -11,60 +11,82 @@ DEVICE uint32_t order_key(float x) {
   return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
 }
 
-// Penalties as vLLM and OpenAI define them, and the mask of tokens a grammar allows. `seen_tokens` holds each
-// row's distinct tokens: entries row_starts[i] to row_starts[i + 1], with their counts in the output (0: only
-// in the prompt). `mask` has one bit a token, 1: allowed; null: all are.
+// Penalties as vLLM and OpenAI define them, in place. Row rows[i] has seen tokens starts[i] to starts[i + 1]
+// of `tokens`, each once, and given them `counts` times (0: they are in the prompt only). Grid: listed rows.
 KERNEL __launch_bounds__(kThreads)
-    adjust_logits(float* __restrict__ logits, const int* __restrict__ row_starts,
-                  const int* __restrict__ seen_tokens, const int* __restrict__ output_counts,
-                  const float* __restrict__ repetition, const float* __restrict__ presence,
-                  const float* __restrict__ frequency, const int* __restrict__ mask, int64_t logits_stride,
-                  int64_t mask_stride, int, int vocab_size) {
-  int64_t row = blockIdx.x;
-  logits += row * logits_stride;
-  for (int i = row_starts[row] + static_cast<int>(threadIdx.x); i < row_starts[row + 1]; i += kThreads) {
-    float* logit = logits + seen_tokens[i];
-    float value = *logit, count = static_cast<float>(output_counts[i]);
+    penalise(float* __restrict__ logits, const int64_t* __restrict__ rows, const int64_t* __restrict__ starts,
+             const int* __restrict__ tokens, const int* __restrict__ counts,
+             const float* __restrict__ repetition, const float* __restrict__ presence,
+             const float* __restrict__ frequency, int64_t logits_stride, int, int, int) {
+  int row = static_cast<int>(blockIdx.x);
+  logits += rows[row] * logits_stride;
+  for (int64_t i = starts[row] + threadIdx.x; i < starts[row + 1]; i += kThreads) {
+    float* logit = logits + tokens[i];
+    float value = *logit, count = static_cast<float>(counts[i]);
     value = value > 0 ? value / repetition[row] : value * repetition[row];
     *logit = value - frequency[row] * count - (count > 0 ? presence[row] : 0);
   }
-  if (!mask) return;
-  __syncthreads();
-  for (int i = static_cast<int>(threadIdx.x); i < vocab_size; i += kThreads)
-    if (!(mask[row * mask_stride + i / 32] >> i % 32 & 1)) logits[i] = kNegativeInfinity;
+}
+
+// -inf for tokens whose bit is 0, in place; the mask of row rows[i] is row i of `bitmask`, the lowest bit of
+// a word first. Grid: (masks, pieces of kThreads * 8 tokens).
+KERNEL __launch_bounds__(kThreads)
+    apply_bitmask(float* __restrict__ logits, const int64_t* __restrict__ rows,
+                  const int* __restrict__ bitmask, int64_t logits_stride, int64_t mask_stride, int, int,
+                  int vocab_size) {
+  logits += rows[blockIdx.x] * logits_stride;
+  bitmask += blockIdx.x * mask_stride;
+  int first = static_cast<int>(blockIdx.y) * kThreads * 8, end = min_of(first + kThreads * 8, vocab_size);
+  for (int i = first + static_cast<int>(threadIdx.x); i < end; i += kThreads)
+    if (!(bitmask[i / 32] >> i % 32 & 1)) logits[i] = kNegativeInfinity;
 }
 
 struct Best {
   float value;
   int token;
 
-  // The larger value; of equal ones the smaller token, whatever the order of comparison.
-  DEVICE Best better(Best other) const {
-    bool mine = value > other.value || (value == other.value && token < other.token);
-    return mine ? *this : other;
+  // The larger value is better; of equal ones the smaller token, whatever the order of comparison.
+  DEVICE bool better_than(Best other) const {
+    return value > other.value || (value == other.value && token < other.token);
   }
 };
 
-// The likeliest token of each row and its log-probability.
+// The best of this thread's share of a row among those that `last` is better than.
+DEVICE Best best_after(const float* logits, int vocab_size, Best last) {
+  Best best{kNegativeInfinity, vocab_size};
+  for (int i = static_cast<int>(threadIdx.x); i < vocab_size; i += kThreads) {
+    Best here{logits[i], i};
+    if (last.better_than(here) && here.better_than(best)) best = here;
+  }
+  return best;
+}
+
+// The `count` likeliest tokens of each row in falling order, and their log-probabilities (unless null). Each
+// thread holds the best of its share; the one whose token was taken looks for its next. Grid: rows.
 KERNEL __launch_bounds__(kThreads)
     greedy(int64_t* __restrict__ tokens, float* __restrict__ logprobs, const float* __restrict__ logits,
-           int64_t logits_stride, int, int vocab_size) {
+           int64_t logits_stride, int, int count, int vocab_size) {
   SHARED(float[kWarps], values);
   SHARED(int[kWarps], indices);
   logits += blockIdx.x * logits_stride;
-  Best best{kNegativeInfinity, vocab_size};
-  for (int i = static_cast<int>(threadIdx.x); i < vocab_size; i += kThreads)
-    best = best.better({logits[i], i});
-  float largest = max_over_block(values, best.value);
-  int token = over_block(indices, best.value == largest ? best.token : vocab_size,
-                         [](int a, int b) { return min_of(a, b); });
-  float sum = 0;
-  for (int i = static_cast<int>(threadIdx.x); i < vocab_size; i += kThreads)
-    sum += exp2_fast((logits[i] - largest) * 1.4426950408889634f);
-  sum = sum_over_block(values, sum);
-  if (threadIdx.x == 0) {
-    tokens[blockIdx.x] = token;
-    logprobs[blockIdx.x] = -logf(sum);
+  int64_t first = static_cast<int64_t>(blockIdx.x) * count;
+  Best mine = best_after(logits, vocab_size, {kInfinity, -1});
+  float largest = max_over_block(values, mine.value), log_sum = 0;
+  if (logprobs) {
+    float sum = 0;
+    for (int i = static_cast<int>(threadIdx.x); i < vocab_size; i += kThreads)
+      sum += exp2_fast((logits[i] - largest) * 1.4426950408889634f);
+    log_sum = logf(sum_over_block(values, sum));
+  }
+  for (int i = 0; i < count; i++) {
+    float value = i == 0 ? largest : max_over_block(values, mine.value);
+    int token = over_block(indices, mine.value == value ? mine.token : vocab_size,
+                           [](int a, int b) { return min_of(a, b); });
+    if (threadIdx.x == 0) {
+      tokens[first + i] = min_of(token, vocab_size - 1);  // a row of NaN has no likeliest
+      if (logprobs) logprobs[first + i] = value - largest - log_sum;
+    }
+    if (mine.token == token) mine = best_after(logits, vocab_size, mine);
   }
 }
 
@@ -167,7 +189,6 @@ DEVICE int share_out(const Row& row, const Kept& kept, uint64_t (&warp_mass)[kWa
        i += kWarpSize)
     mass += kept.mass_of(row, row.logits[i]);
   mass = warp_sum(mass);
-  __syncthreads();
   if (lane_index() == 0) warp_mass[warp] = mass;
   __syncthreads();
   return share;
@@ -205,7 +226,7 @@ KERNEL __launch_bounds__(kThreads)
     sample(int64_t* __restrict__ tokens, const float* __restrict__ logits,
            const float* __restrict__ temperature, const int* __restrict__ top_k,
            const float* __restrict__ top_p, const float* __restrict__ min_p,
-           const float* __restrict__ uniform, int64_t logits_stride, int, int vocab_size) {
+           const double* __restrict__ uniform, int64_t logits_stride, int, int vocab_size) {
   SHARED(SampleShared, shared);
   int64_t index = blockIdx.x;
   Row row{logits + index * logits_stride, vocab_size, kNegativeInfinity, 0};
@@ -229,7 +250,7 @@ KERNEL __launch_bounds__(kThreads)
 
   int share = share_out(row, kept, shared.warp_mass);
   uint64_t total = total_of(shared.warp_mass);
-  uint64_t target = static_cast<uint64_t>(static_cast<double>(total) * static_cast<double>(uniform[index]));
+  uint64_t target = static_cast<uint64_t>(static_cast<double>(total) * uniform[index]);
   target = target < total ? target : total - 1;
   int owner = 0;
   for (; target >= shared.warp_mass[owner]; owner++) target -= shared.warp_mass[owner];

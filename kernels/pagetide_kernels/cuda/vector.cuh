@@ -16,6 +16,19 @@ DEVICE void load_vector(float (&values)[kVector], const T* from) {
     values[i] = i % 2 ? high_float(T{}, vector.pair[i / 2]) : low_float(T{}, vector.pair[i / 2]);
 }
 
+struct alignas(16) Floats {
+  float value[4];
+};
+
+DEVICE void load_floats(float (&values)[kVector], const float* from) {
+#pragma unroll
+  for (int half = 0; half < 2; half++) {
+    Floats floats = reinterpret_cast<const Floats*>(from)[half];
+#pragma unroll
+    for (int i = 0; i < 4; i++) values[4 * half + i] = floats.value[i];
+  }
+}
+
 template <class T>
 DEVICE void store_vector(T* to, const float (&values)[kVector]) {
   Vector vector;

@@ -63,22 +63,21 @@ struct Head {
   }
 
   // x / rms(x) * weight, rounded as a layer of its own would round it.
-  DEVICE void normalise(const Element* weight, float epsilon, float weight_offset, int rotary_dim) {
+  DEVICE void normalise(const float* weight, float epsilon, int rotary_dim) {
     float squares = 0;
     each(rotary_dim, [&](int, float& x) { squares += x * x; });
     float scale = 1 / sqrtf(sum_over<kWarpSize>(squares) / kHeadDim + epsilon);
-    each(rotary_dim, [&](int dim, float& x) {
-      x = to_float(from_float<Element>(x * scale * (to_float(weight[dim]) + weight_offset)));
-    });
+    each(rotary_dim,
+         [&](int dim, float& x) { x = to_float(from_float<Element>(x * scale * weight[dim])); });
   }
 
-  // `cos_sin` is the position's row: rotary_dim / 2 cosines, then as many sines.
-  DEVICE void turn(const float* cos_sin, int rotary_dim) {
+  // `cos` and `sin` are the token's rows: their halves are alike, but `sin` is negated in its first.
+  DEVICE void turn(const float* cos, const float* sin, int rotary_dim) {
 #pragma unroll
     for (int i = 0; i < kPairsPerLane; i++) {
       int pair = pair_at(i);
       if (pair >= rotary_dim / 2) continue;
-      float cosine = cos_sin[pair], sine = cos_sin[rotary_dim / 2 + pair];
+      float cosine = cos[pair], sine = sin[rotary_dim / 2 + pair];
       float x = value[i][0], y = value[i][1];
       value[i][0] = x * cosine - y * sine;
       value[i][1] = y * cosine + x * sine;
@@ -87,14 +86,13 @@ struct Head {
 };
 
 // Grid: (tokens, heads / kWarps) over Hq query heads, then Hkv key heads, then Hkv value heads, as they lie
-// in a row of `qkv`. `query_norm` and `key_norm` are null where a model has none.
+// in a row of `qkv`. `norm` has a row for each query and key head; null where a model has none.
 KERNEL __launch_bounds__(kWarps* kWarpSize)
     split_qkv(Element* __restrict__ query, Cache* __restrict__ kv_cache, const Element* __restrict__ qkv,
-              const float* __restrict__ cos_sin, const int64_t* __restrict__ positions,
-              const int64_t* __restrict__ slots, const Element* __restrict__ query_norm,
-              const Element* __restrict__ key_norm, int64_t query_stride, int64_t cache_stride,
-              int64_t qkv_stride, int64_t cos_sin_stride, int, int, int num_heads, int num_kv_heads, int, int,
-              int rotary_dim, float epsilon, float weight_offset, float key_scale, float value_scale) {
+              const float* __restrict__ cos, const float* __restrict__ sin, const int64_t* __restrict__ slots,
+              const float* __restrict__ norm, int64_t query_stride, int64_t cache_stride, int64_t qkv_stride,
+              int, int, int num_heads, int num_kv_heads, int, int rotary_dim, float epsilon, float key_scale,
+              float value_scale) {
   int head = static_cast<int>(blockIdx.y * kWarps + threadIdx.x / kWarpSize);
   int64_t token = blockIdx.x;
   if (head >= num_heads + 2 * num_kv_heads) return;
@@ -102,9 +100,8 @@ KERNEL __launch_bounds__(kWarps* kWarpSize)
   Head values;
   const Element* from = qkv + token * qkv_stride + head * kHeadDim;
   values.each(rotary_dim, [&](int dim, float& x) { x = to_float(from[dim]); });
-  const Element* norm = is_query ? query_norm : is_value ? nullptr : key_norm;
-  if (norm) values.normalise(norm, epsilon, weight_offset, rotary_dim);
-  if (!is_value) values.turn(cos_sin + positions[token] * cos_sin_stride, rotary_dim);
+  if (norm && !is_value) values.normalise(norm + head * kHeadDim, epsilon, rotary_dim);
+  if (!is_value) values.turn(cos + token * rotary_dim, sin + token * rotary_dim, rotary_dim);
 
   if (is_query) {
     Element* to = query + token * query_stride + head * kHeadDim;

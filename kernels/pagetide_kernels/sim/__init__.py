@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import torch
+
 from pagetide_kernels.device_ops import DeviceOps
 from pagetide_kernels.sim_launch import Simulator
 
-device_ops = DeviceOps(Simulator())
-paged_attention = device_ops.paged_attention
-write_kv = device_ops.write_kv
+
+def kernels_for(device: torch.device) -> DeviceOps:
+    return DeviceOps(Simulator())

@@ -1,9 +1,10 @@
-"""Breaks the attention kernels on purpose, and sees that the simulator notices.
+"""Breaks the kernels on purpose, and sees that the simulator notices.
 
     python -m pagetide_kernels.sim.mutants [NAME ...]
 
-runs every mutant (minutes), or those named, and exits with 1 if one survives. A mutant is caught when a
-simulated run reports an error, gives wrong numbers, or is stopped by a sanitizer.
+runs every mutant (minutes), or those named, and exits with 1 if one survives. A mutant is caught when one
+of `looks` complains: wrong numbers, a broken rule of CUDA, or a sanitizer's report. The tests take the same
+looks at the kernels as they are, so what is caught here turns them red when it is done by hand.
 """
 
 from __future__ import annotations
@@ -15,27 +16,24 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 
-import torch
-from torch import Tensor
-
-from pagetide_kernels import reference
-from pagetide_kernels.device_ops import DeviceOps
 from pagetide_kernels.launch import SOURCES
-from pagetide_kernels.sim_build import Sanitizer
-from pagetide_kernels.sim_launch import SimulationError, Simulator
+from pagetide_kernels.sim import looks
 
-TOLERANCE = 0.008
-# (queries, kv_len): several runs to merge, a draft, chunks; lengths that fill no block.
-SEQUENCES = ((1, 1101), (3, 43), (20, 85), (40, 47), (1, 1))
-_ORDERING = re.compile(r"__syncthreads\(\);|__syncwarp\(\);|__threadfence\(\);")
+_ORDERING = re.compile(r"__syncthreads\(\);|__syncwarp\(\);|__threadfence\(\);|cp_async_wait<[^>]*>\(\);")
+_PRIMITIVES = "prim.cuh"
+# What runs a file; attention runs the others.
+_RUNS: dict[str, tuple[looks.Run, ...]] = {
+    "rows.cu": (looks.rows,),
+    "sampling.cu": (looks.sampling,),
+    "vector.cuh": (looks.rows, looks.sampling),
+}
 
 
 @dataclass(frozen=True)
 class Mutant:
-    """One change to one file: `old` becomes `new` at its `occurrence`. Run with heads of `head_dim`."""
+    """One change to one file: `old` becomes `new` at its `occurrence`. Attention has heads of `head_dim`."""
 
     name: str
     file: str
@@ -43,6 +41,10 @@ class Mutant:
     new: str
     occurrence: int = 0
     head_dim: int = 64
+
+    @property
+    def runs(self) -> tuple[looks.Run, ...]:
+        return _RUNS.get(self.file) or (looks.attention(self.head_dim),)
 
     def write(self, folder: Path) -> None:
         """Copies the sources, changed, to `folder`."""
@@ -91,16 +93,18 @@ WRITTEN = (
 
 
 def ordering_mutants() -> Iterator[Mutant]:
-    """Each barrier and fence of the attention kernels, taken out."""
-    for file in ("attention_decode.cu", "attention_prefill.cu", "work_item.cuh"):
-        text = (SOURCES / file).read_text()
-        seen: Counter[str] = Counter()
+    """Each barrier, fence and wait of the kernels, taken out."""
+    for path in sorted(SOURCES.iterdir()):
+        if path.suffix not in {".cu", ".cuh"} or path.name == _PRIMITIVES:
+            continue
+        text, seen = path.read_text(), Counter[str]()
         for match in _ORDERING.finditer(text):
             index = seen[match[0]]
             seen[match[0]] += 1
             parks_query = "rows.fragment(step);" in text[: match.start()].splitlines()[-2]
-            name = f"{file}-without-{match[0][2:-3]}-{index}"
-            yield Mutant(name, file, match[0], "", index, 256 if parks_query else 64)
+            what = "".join(re.findall(r"\w+", match[0]))
+            name = f"{path.name}-without-{what}-{index}"
+            yield Mutant(name, path.name, match[0], "", index, 256 if parks_query else 64)
 
 
 def all_mutants() -> dict[str, Mutant]:
@@ -108,62 +112,11 @@ def all_mutants() -> dict[str, Mutant]:
 
 
 def how_caught(mutant: Mutant) -> str | None:
-    """What noticed the mutant, or None. The cheap looks come first."""
+    """What noticed the mutant, or None."""
     with tempfile.TemporaryDirectory() as folder:
         mutant.write(Path(folder))
-        for sanitizer, seed in _looks():
-            if found := _complaint(Path(folder), mutant.head_dim, sanitizer, seed):
-                return found
-    return None
-
-
-def _looks() -> Iterator[tuple[Sanitizer, int]]:
-    for seed in range(1, 4):
-        yield Sanitizer.NONE, seed
-    for seed in range(1, 4):  # the order of blocks decides whose fence matters
-        yield Sanitizer.THREAD, seed
-    yield Sanitizer.ADDRESS, 1
-
-
-def _complaint(sources: Path, head_dim: int, sanitizer: Sanitizer, seed: int) -> str | None:
-    ops = DeviceOps(Simulator(seed, sanitizer, sources))
-    for window in (0, 50):
-        tensors, expected = _case(head_dim, window)
-        try:
-            for _ in range(2):  # the second call finds the counters as the first left them
-                tensors[0].fill_(torch.nan)
-                ops.paged_attention(tensors, (head_dim**-0.5, window, 0.0))
-        except SimulationError as error:
-            return f"{_gist(str(error))} [{sanitizer.value}]"
-        worst = (tensors[0].float() - expected).abs().max().item()
-        if not worst <= TOLERANCE:
-            return f"off by {worst} [{sanitizer.value}, seed {seed}]"
-    return None
-
-
-def _gist(report: str) -> str:
-    """The line of a report that says what happened."""
-    lines = report.strip().splitlines()
-    return next((line for line in lines if "SUMMARY" in line), lines[0])[:160]
-
-
-@cache
-def _case(head_dim: int, window: int) -> tuple[tuple[Tensor, ...], Tensor]:
-    """Arguments of `paged_attention`, and the right answer. Foreign memory is NaN."""
-    generator = torch.Generator().manual_seed(1)
-    counts = [-(-kv_len // 16) for _, kv_len in SEQUENCES]
-    order = torch.randperm(sum(counts), generator=generator).to(torch.int32)
-    table = torch.full((len(SEQUENCES), max(counts)), 2**31 - 1, dtype=torch.int32)
-    cache_shape = (sum(counts), 2, 2, 16, head_dim)
-    kv_cache = torch.randn(cache_shape, generator=generator).clamp(-1.99, 1.99).bfloat16()
-    for i, ((_, kv_len), blocks) in enumerate(zip(SEQUENCES, torch.split(order, counts), strict=True)):
-        table[i, : len(blocks)] = blocks
-        kv_cache[int(blocks[-1]), :, :, (kv_len - 1) % 16 + 1 :] = torch.nan
-    lens = torch.tensor([kv_len for _, kv_len in SEQUENCES], dtype=torch.int32)
-    starts = torch.tensor([0, *(queries for queries, _ in SEQUENCES)]).cumsum(0).to(torch.int32)
-    query = torch.randn(int(starts[-1]), 8, head_dim, generator=generator).bfloat16()
-    expected = reference.paged_attention(query, kv_cache, table, starts, lens, head_dim**-0.5, window)
-    return (torch.empty_like(query), query, kv_cache, table, starts, lens), expected
+        found = (look.complaint(run, Path(folder)) for run in mutant.runs for look in looks.looks())
+        return next(filter(None, found), None)
 
 
 def main(names: list[str]) -> int:

@@ -22,10 +22,10 @@ void pagetide_use_isa(int isa);
 template <class Element>
 using Attention = const char*(void*, const void*, const void*, const int32_t*, const int32_t*, const int32_t*,
                               int64_t, int64_t, int64_t, int64_t, int, int, int, int, int, int, int, float,
-                              int, float);
+                              int, float, float, float);
 template <class Element>
 using Write = const char*(Element*, const Element*, const Element*, const int64_t*, int64_t, int64_t, int64_t,
-                          int, int, int, int);
+                          int, int, int, int, float, float);
 
 extern "C" Attention<bfloat16> paged_attention_bf16;
 extern "C" Attention<float> paged_attention_f32;
@@ -91,7 +91,7 @@ const char* write_tokens(Step<Element>& step, Write<Element> write) {
   fill(key, slots.size() * size_t(stride));
   fill(value, slots.size() * size_t(stride));
   return write(step.cache.data(), key.data(), value.data(), slots.data(), 2 * kBlock * stride, stride, stride,
-               int(slots.size()), step.num_blocks, step.shape.kv_heads, step.shape.head_size);
+               int(slots.size()), step.num_blocks, step.shape.kv_heads, step.shape.head_size, 1, 1);
 }
 
 template <class Element>
@@ -179,7 +179,7 @@ int run(const Shape& shape, Attention<Element> attention, Write<Element> write) 
   require(attention(step.out.data(), step.query.data(), step.cache.data(), step.table.data(),
                     step.starts.data(), step.kv_lens.data(), row, row, block, step.width, step.starts.back(),
                     step.num_sequences(), step.width, step.num_blocks, shape.heads, shape.kv_heads,
-                    shape.head_size, scale, shape.window, shape.soft_cap));
+                    shape.head_size, scale, shape.window, shape.soft_cap, 1, 1));
   return compare(step);
 }
 

@@ -1,0 +1,65 @@
+"""Linear layers over weights in the layout their device reads fastest. Part of `pagetide_kernels.ops`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pagetide_kernels import cpu
+from pagetide_kernels.binding import ArgumentError
+from pagetide_kernels.row_ops import gather_rows
+
+
+@dataclass(frozen=True, slots=True)
+class PackedLinear:
+    """A weight [num_outputs, num_inputs] in the layout that `linear` reads fastest on its device."""
+
+    data: Tensor
+    num_outputs: int
+    num_inputs: int
+
+    def rows(self, ids: Tensor) -> Tensor:
+        """Rows of the weight, [S, num_inputs] for ids [S] int64: an embedding that is tied to the head."""
+        if self.data.device.type == "cpu":
+            return cpu.unpacked_rows(self.data, ids)
+        return gather_rows(self.data, ids)
+
+
+def pack_linear(weight: Tensor) -> PackedLinear:
+    """Packs a linear layer's weight once, at load time; the weight itself is not needed afterwards.
+
+    Args:
+        weight: [N, K], bfloat16 or float32; K even.
+
+    Raises:
+        ArgumentError: another dtype or shape.
+    """
+    if weight.dim() != 2 or weight.dtype not in (torch.bfloat16, torch.float32) or weight.shape[1] % 2:
+        actual = f"{str(weight.dtype).removeprefix('torch.')} of shape {list(weight.shape)}"
+        raise ArgumentError(f"pack_linear: weight is {actual}; expected bfloat16 or float32 [N, K], K even")
+    data = cpu.pack_linear(weight) if weight.device.type == "cpu" else weight
+    return PackedLinear(data, *weight.shape)
+
+
+def linear(input: Tensor, weight: PackedLinear, bias: Tensor | None = None) -> Tensor:
+    """input weight^T + bias, accumulated in float32, rounded once.
+
+    On a CPU a row's result is the same bits whatever the other rows are, and however many.
+
+    Args:
+        input: [T, K] of weight's dtype, rows at any distance.
+        bias: [N] of the same dtype.
+
+    Returns:
+        [T, N] of input's dtype.
+
+    Raises:
+        ArgumentError: an argument of the wrong kind.
+    """
+    if weight.data.device.type != "cpu":
+        return torch.nn.functional.linear(input, weight.data, bias)
+    out = torch.empty((len(input), weight.num_outputs), dtype=weight.data.dtype)
+    cpu.linear((out, input, weight.data, bias), ())
+    return out
