@@ -39,6 +39,14 @@ CHAINS = (
         {"pagetide.triton_adapter"},
     ),
     ({"pagetide.kv_pool", "pagetide.metrics"}, {"pagetide.engine"}, {"pagetide.triton_adapter"}),
+    ({"pagetide.tenants"}, {"pagetide.backlog"}, {"pagetide.engine"}),
+    (
+        {"pagetide.model_io"},
+        {"pagetide.parse"},
+        {"pagetide.answer"},
+        {"pagetide.samples", "pagetide.senders"},
+        {"pagetide.triton_adapter"},
+    ),
 )
 NEVER_REACHES = (
     ("pagetide.scheduler", {"torch", "pagetide.runner", "pagetide_kernels"}),
@@ -118,7 +126,7 @@ def violations(source: set[str], target: set[str]) -> list[str]:
     return sorted({path for start in starts for name, path in reached(start).items() if within(name, target)})
 
 
-@pytest.mark.parametrize("chain", CHAINS, ids=["scheduling", "computing", "engine parts"])
+@pytest.mark.parametrize("chain", CHAINS, ids=["scheduling", "computing", "engine parts", "queue", "clients"])
 def test_dependencies_point_one_way(chain: tuple[set[str], ...]) -> None:
     wrong = [
         path

@@ -1,15 +1,15 @@
-"""What a client gets: the engine's outputs of one request, gathered into replies."""
+"""What a client gets: the engine's outputs of one sample, gathered into replies."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
 from pagetide.detokenizer import Decoder, Detokenizer
 from pagetide.parse import ParsedRequest
-from pagetide.request import FinishReason, Output, SamplingParams, TokenLogprobs
+from pagetide.request import FinishReason, Output, RequestStats, SamplingParams, TokenLogprobs
 
 Told = dict[int, dict[str, object]]
 """One token's log-probability and its alternatives', by token id, as the Triton vLLM backend shapes them."""
@@ -29,46 +29,56 @@ class Failure:
     code: ErrorCode
     message: str
 
+    @property
+    def finish_reason(self) -> FinishReason:
+        return FinishReason.CANCELLED if self.code is ErrorCode.CANCELLED else FinishReason.ERROR
+
+
+Value = str | int | float | Sequence[int]
+
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """One response. Counts and log-probabilities are of the tokens since the reply before.
+    """A sample's part of one response. `values` are the outputs asked for beside the text (docs/api.md).
 
-    `logprobs` is a JSON list with an object per token, keyed by token id, or "null" if the request did
-    not ask; `prompt_logprobs`, of the first reply only, is the same for the prompt, whose first token has
-    null. `cumulative_logprob` runs over the whole output. The last reply has a `finish_reason`.
+    A sample's last reply has a `finish_reason`.
     """
 
     text: str
-    num_prompt_tokens: int
-    num_output_tokens: int
-    cumulative_logprob: float
-    logprobs: str
-    prompt_logprobs: str
     finish_reason: FinishReason | None
+    values: Mapping[str, Value]
 
 
 class Answer:
-    """One request's text and numbers, growing. Owned by one sender thread.
+    """One sample's text and numbers, growing. Owned by one sender thread.
 
     Ends with the engine's last output or at a stop string, whichever comes first; outputs after the end
     are ignored.
     """
 
-    def __init__(self, parsed: ParsedRequest, prompt_ids: Sequence[int], decoder: Decoder) -> None:
+    def __init__(
+        self, parsed: ParsedRequest, prompt_ids: Sequence[int], decoder: Decoder, index: int = 0
+    ) -> None:
         params = parsed.params
         self._params = params
         self._decoder = decoder
         self._prompt_ids = prompt_ids
         self._detokenizer = _detokenizer(params, prompt_ids, decoder)
         self._in_pieces = parsed.stream
+        self._asked = tuple((name, _VALUES[name]) for name in parsed.returned)
         self._tells_logprobs = "logprobs" in parsed.returned and params.logprobs is not None
+        self._tells_token_ids = "token_ids" in parsed.returned
+        self._text = parsed.echo
+        self.index = index
+        self.num_prompt_tokens = len(prompt_ids)
+        self.num_tokens = 0
+        self.token_ids: list[int] = []
+        self.cumulative_logprob = 0.0
+        self.logprobs: list[Told] | None = [] if self._tells_logprobs else None
         tells_prompt = "prompt_logprobs" in parsed.returned and params.prompt_logprobs is not None
         self._prompt_logprobs: list[Told | None] | None = [None] if tells_prompt else None
-        self._text = parsed.echo
-        self._num_tokens = 0
-        self._cumulative_logprob = 0.0
-        self._logprobs: list[Told] = []
+        self.stop_reason: int | str | None = None
+        self.stats: RequestStats | None = None
         self.finish_reason: FinishReason | None = None
         self.failure: Failure | None = None
 
@@ -80,26 +90,33 @@ class Answer:
         if self.ended:
             return
         self.failure = _failure(output)
+        if output.stats is not None:
+            self.stats = output.stats
         self._add_prompt(output)
         if output.token_ids:
             self._add_tokens(output)
         if output.finish_reason is not None and not self.ended:
-            self._end(output.finish_reason)
+            self._end(output.finish_reason, output.stop_reason)
 
     def reply(self) -> Reply | None:
         """What has gathered, or None while there is nothing to show."""
-        if not self.ended and not (self._in_pieces and self._text):
-            return None
-        reply = Reply(
-            text=self._text,
-            num_prompt_tokens=len(self._prompt_ids),
-            num_output_tokens=self._num_tokens,
-            cumulative_logprob=self._cumulative_logprob,
-            logprobs=json.dumps(self._logprobs) if self._tells_logprobs else "null",
-            prompt_logprobs=json.dumps(self._prompt_logprobs),
-            finish_reason=self.finish_reason,
-        )
-        self._text, self._num_tokens, self._logprobs, self._prompt_logprobs = "", 0, [], None
+        return self.gathered() if self.ended or (self._in_pieces and self._text) else None
+
+    @property
+    def prompt_logprobs(self) -> list[Told | None] | None:
+        """Of the whole prompt, until they are told."""
+        scored = self._prompt_logprobs
+        is_whole = scored is not None and (self.ended or len(scored) == self.num_prompt_tokens)
+        return scored if is_whole else None
+
+    def gathered(self) -> Reply:
+        """What has gathered since the reply before, if only that nothing has."""
+        values = {name: value(self) for name, value in self._asked}
+        reply = Reply(self._text, self.finish_reason, values)
+        self._text, self.num_tokens, self.token_ids = "", 0, []
+        self.logprobs = [] if self._tells_logprobs else None
+        if self.prompt_logprobs is not None:
+            self._prompt_logprobs = None
         return reply
 
     def _add_tokens(self, output: Output) -> None:
@@ -107,26 +124,29 @@ class Answer:
         text = self._detokenizer.feed(output.token_ids[:-1] if hidden else output.token_ids)
         count = len(output.token_ids) if text.stop is None else text.num_tokens
         self._text += text.delta
-        self._num_tokens += count
+        self.num_tokens += count
+        if self._tells_token_ids:
+            self.token_ids.extend(output.token_ids[:count])
         for token_id, logprobs in zip(output.token_ids[:count], output.logprobs, strict=False):
             self._add_logprobs(token_id, logprobs)
         if text.stop is not None:
-            self.finish_reason = FinishReason.STOP
+            self.finish_reason, self.stop_reason = FinishReason.STOP, text.stop
 
     def _hides_last(self, output: Output) -> bool:
         """The token that stops a sequence is no part of its text, unless the client wants it."""
         stopped = output.finish_reason is FinishReason.STOP and bool(output.token_ids)
         return stopped and not self._params.include_stop_str_in_output
 
-    def _end(self, reason: FinishReason) -> None:
+    def _end(self, reason: FinishReason, stop_reason: int | str | None) -> None:
         rest = self._detokenizer.finish()
         self._text += rest.delta
         self.finish_reason = reason if rest.stop is None else FinishReason.STOP
+        self.stop_reason = stop_reason if rest.stop is None else rest.stop
 
     def _add_logprobs(self, token_id: int, logprobs: TokenLogprobs) -> None:
-        self._cumulative_logprob += logprobs.logprob
-        if self._tells_logprobs:
-            self._logprobs.append(self._told(token_id, logprobs))
+        self.cumulative_logprob += logprobs.logprob
+        if self.logprobs is not None:
+            self.logprobs.append(self._told(token_id, logprobs))
 
     def _add_prompt(self, output: Output) -> None:
         if self._prompt_logprobs is not None:
@@ -142,6 +162,46 @@ class Answer:
     def _describe(self, token_id: int, logprob: float, rank: int) -> dict[str, object]:
         token = self._decoder.decode([token_id], skip_special_tokens=False)
         return {"logprob": logprob, "rank": rank, "decoded_token": token}
+
+
+def _finish_reason(answer: Answer) -> str:
+    """ "None" while it runs, as vLLM has it."""
+    return answer.finish_reason.value if answer.finish_reason else "None"
+
+
+def _num_cached_tokens(answer: Answer) -> int:
+    return 0 if answer.stats is None else answer.stats.num_prefix_hit_tokens
+
+
+def _queue_time_s(answer: Answer) -> float:
+    stats = answer.stats
+    if stats is None:
+        return 0.0
+    return (stats.finished_s if stats.scheduled_s is None else stats.scheduled_s) - stats.arrival_s
+
+
+def _prefill_time_s(answer: Answer) -> float:
+    stats = answer.stats
+    if stats is None or stats.scheduled_s is None:
+        return 0.0
+    return (stats.finished_s if stats.first_token_s is None else stats.first_token_s) - stats.scheduled_s
+
+
+_VALUES: Mapping[str, Callable[[Answer], Value]] = {
+    "finish_reason": _finish_reason,
+    "stop_reason": lambda answer: json.dumps(answer.stop_reason),
+    "cumulative_logprob": lambda answer: answer.cumulative_logprob,
+    "logprobs": lambda answer: json.dumps(answer.logprobs),
+    "prompt_logprobs": lambda answer: json.dumps(answer.prompt_logprobs),
+    "token_ids": lambda answer: answer.token_ids,
+    "num_input_tokens": lambda answer: answer.num_prompt_tokens,
+    "num_output_tokens": lambda answer: answer.num_tokens,
+    "num_cached_tokens": _num_cached_tokens,
+    "queue_time_s": _queue_time_s,
+    "prefill_time_s": _prefill_time_s,
+    "sample_index": lambda answer: answer.index,
+}
+"""Each output beside the text. Counts, ids and log-probabilities are of the tokens since the reply before."""
 
 
 def _detokenizer(params: SamplingParams, prompt_ids: Sequence[int], decoder: Decoder) -> Detokenizer:

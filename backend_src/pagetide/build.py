@@ -66,7 +66,14 @@ def build(
     if settings.target_itl_ms is not None:
         check_target(settings.target_itl_ms, runner)
     scheduler = _scheduler(settings, model, runner)
-    engine = Engine(scheduler, runner, settings.max_waiting, on_step, on_failure=on_failure)
+    engine = Engine(
+        scheduler,
+        runner,
+        settings.max_waiting,
+        on_step,
+        on_failure=on_failure,
+        max_waiting_tokens=settings.max_waiting_tokens,
+    )
     return Built(
         engine,
         text,

@@ -14,6 +14,17 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 Message = Mapping[str, Any]
 
+_REFUSALS = (
+    TemplateError,
+    TypeError,
+    ValueError,
+    LookupError,
+    AttributeError,
+    ArithmeticError,
+    RecursionError,
+)
+"""What a template's own code raises over messages that it was not written for."""
+
 
 class ChatTemplateError(ValueError):
     """The model has no chat template, it is not valid, or it refused the messages."""
@@ -41,7 +52,7 @@ class ChatTemplate:
             return self._template.render(
                 defaults | variables, messages=messages, add_generation_prompt=add_generation_prompt
             )
-        except (TemplateError, TypeError, KeyError, AttributeError) as error:
+        except _REFUSALS as error:
             raise ChatTemplateError(f"the chat template refused the messages: {error}") from None
 
 

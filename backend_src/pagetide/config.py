@@ -18,6 +18,20 @@ KV_CACHE_DTYPES = ("auto", "fp8_e4m3")
 
 _UNITS = {"": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 
+_AT_LEAST_ONE = (
+    "kv_cache_bytes",
+    "max_step_tokens",
+    "max_running",
+    "max_waiting",
+    "max_waiting_tokens",
+    "max_request_bytes",
+    "max_prompt_bytes",
+    "max_prompt_tokens",
+    "max_output_tokens",
+    "max_n",
+    "num_senders",
+)
+
 
 class SettingsError(ValueError):
     """A setting is unknown, has the wrong type, or is out of its range; the message names all three."""
@@ -36,6 +50,9 @@ class Settings:
     worth `priority_ageing_s` of waiting; no sequence is preempted more than `max_preemptions` times.
     Streams together get at most `max_responses_per_s` responses, not counting first tokens and ends: beyond
     that, a stream's tokens are merged; 0 chooses by device.
+    At most `max_waiting` requests wait, with at most `max_waiting_tokens` tokens of prompts (None: no limit).
+    A request is refused beyond `max_request_bytes` in all, `max_prompt_bytes` of text, `max_prompt_tokens`,
+    `max_output_tokens` asked for (None: what `max_model_len` leaves), `max_n` samples and `max_logprobs`.
     `target_itl_ms` is what streams should wait between tokens at most; `offline` wants throughput only.
     """
 
@@ -48,8 +65,14 @@ class Settings:
     max_step_tokens: int = 512
     max_running: int = 64
     max_waiting: int = 4096
+    max_waiting_tokens: int | None = None
     max_model_len: int | None = None
+    max_request_bytes: int = 16 * 2**20
     max_prompt_bytes: int = 4 * 2**20
+    max_prompt_tokens: int | None = None
+    max_output_tokens: int | None = None
+    max_n: int = 16
+    max_logprobs: int = 20
     prefix_cache: bool = True
     tenants: Mapping[str, Any] = field(default_factory=dict)
     priority_ageing_s: float = 10.0
@@ -73,15 +96,16 @@ class Settings:
         _one_of("device", self.device, DEVICES)
         _one_of("dtype", self.dtype, DTYPES)
         _one_of("kv_cache_dtype", self.kv_cache_dtype, KV_CACHE_DTYPES)
-        for name in ("kv_cache_bytes", "max_step_tokens", "max_running", "max_waiting", "max_prompt_bytes"):
-            _at_least(name, getattr(self, name), 1)
+        for name in _AT_LEAST_ONE:
+            if getattr(self, name) is not None:
+                _at_least(name, getattr(self, name), 1)
+        _at_least("max_logprobs", self.max_logprobs, 0)
         _at_least("num_threads", self.num_threads, 0)
         _at_least("host_cache_bytes", self.host_cache_bytes, 0)
         _at_least("max_preemptions", self.max_preemptions, 0)
         _above_zero("priority_ageing_s", self.priority_ageing_s)
         if self.target_itl_ms is not None:
             _above_zero("target_itl_ms", self.target_itl_ms)
-        _at_least("num_senders", self.num_senders, 1)
         _at_least("max_responses_per_s", self.max_responses_per_s, 0)
         if self.max_model_len is not None:
             _at_least("max_model_len", self.max_model_len, 2)

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Protocol
 
+from pagetide.backlog import Backlog, UnavailableError
 from pagetide.request import FinishReason, Output, Request
 from pagetide.roster import Delivery
 from pagetide.scheduler import Scheduler
@@ -30,10 +31,6 @@ _QUIET_S = 1.0
 
 _MOST_FAILED_STEPS = 3
 """This many in a row, and it is not the requests that are wrong."""
-
-
-class UnavailableError(RuntimeError):
-    """The engine takes no more requests now; the message says why."""
 
 
 class StepRunner(Protocol):
@@ -76,10 +73,11 @@ class Engine:
         on_step: Callable[[StepStats], None],
         clock: Callable[[], float] = time.monotonic,
         on_failure: Callable[[], None] = lambda: None,
+        max_waiting_tokens: int | None = None,
     ) -> None:
         self._scheduler = scheduler
         self._runner = runner
-        self._max_waiting = max_waiting
+        self._backlog = Backlog(scheduler.tenants, max_waiting, max_waiting_tokens, clock)
         self._on_step = on_step
         self._clock = clock
         self._on_failure = on_failure
@@ -103,28 +101,26 @@ class Engine:
     def start(self) -> None:
         self._thread.start()
 
-    def submit(self, request: Request) -> None:
-        """Queue a request; its outputs go to its sink. Any thread.
+    def submit(self, *requests: Request) -> None:
+        """Queue a request, or the samples of one prompt, all or none; outputs go to the sinks. Any thread.
 
         Raises AdmissionError if it could never run, UnavailableError if it can't be taken now.
         """
-        self._scheduler.check_fits(len(request.prompt_ids), request.params)
-        self._check_room(request)
+        self._scheduler.check_fits(len(requests[0].prompt_ids), requests[0].params)
+        self._check_open()
+        self._backlog.check_room(requests)
         with self._gate:
             if self._is_closed:
                 raise UnavailableError(f"the engine stopped: {self._failure or 'shut down'}")
-            self._inbox.put(request)
+            self._backlog.submitted(requests)
+            for request in requests:
+                self._inbox.put(request)
 
-    def _check_room(self, request: Request) -> None:
+    def _check_open(self) -> None:
         if self._failure is not None:
             raise UnavailableError(f"the engine stopped: {self._failure}")
         if self._draining:
             raise UnavailableError("this model version is shutting down")
-        waiting = self._scheduler.num_waiting + self._inbox.qsize()
-        if waiting >= self._max_waiting:
-            raise UnavailableError(f"{waiting} requests wait already; max_waiting is {self._max_waiting}")
-        if self._scheduler.tenants.is_queue_full(request.tenant):
-            raise UnavailableError(f"tenant {request.tenant!r} has as many requests waiting as it may")
 
     def abort(self, request_id: int, reason: FinishReason = FinishReason.CANCELLED) -> None:
         """End a request before the next step: its sink gets `reason` last. Any thread; no-op once ended."""
@@ -218,6 +214,7 @@ class Engine:
     def _handle(self, message: _Message) -> None:
         if isinstance(message, Request):
             self._live[message.id] = message
+            self._backlog.received(message)
             self._scheduler.add(message)
         elif isinstance(message, _Abort):
             delivery = self._scheduler.abort(message.request_id, message.reason)
@@ -275,6 +272,8 @@ class Engine:
         )
         if num_tokens:
             self._history.add(stats, self._clock())
+        if tally.prefix_queries:
+            self._backlog.started(tally.prefix_queries)
         self._on_step(stats)
 
     def _end_all(self) -> None:

@@ -41,6 +41,8 @@ _HISTOGRAMS = {
 }
 _BLOCKS = "pagetide:kv_blocks"
 _FINISHED = "vllm:request_success_total"
+_REFUSED = "pagetide:requests_refused_total"
+_REFUSALS = ("INVALID_ARG", "UNAVAILABLE", "INTERNAL")
 
 
 class Families:
@@ -66,6 +68,10 @@ class Families:
             reason: counter(_FINISHED, "Requests ended, by reason", {"finished_reason": reason.value})
             for reason in FinishReason
         }
+        self._refused = {
+            code: counter(_REFUSED, "Requests that were not taken, by error code", {"code": code})
+            for code in _REFUSALS
+        }
 
     def publish(self) -> None:
         """Makes the calls that bring what is shown up to date."""
@@ -75,6 +81,7 @@ class Families:
             self._histograms.values(),
             self._blocks.values(),
             self._finished.values(),
+            self._refused.values(),
         )
         for group in groups:
             for series in group:
@@ -96,6 +103,10 @@ class Families:
         self._finished[reason].add(1)
         if stats is not None:
             self._add_times(stats)
+
+    def add_refused(self, code: str) -> None:
+        """A request was not taken. `code` is Triton's."""
+        self._refused[code].add(1)
 
     def add_intervals(self, intervals_s: Iterable[float]) -> None:
         """Times between one request's successive tokens."""

@@ -55,6 +55,10 @@ class Metrics:
     def on_finished(self, reason: FinishReason, stats: RequestStats | None) -> None:
         self._inbox.append(lambda families: families.add_finished(reason, stats))
 
+    def on_refused(self, code: str) -> None:
+        """A request was not taken, with Triton's error code."""
+        self._inbox.append(lambda families: families.add_refused(code))
+
     def on_intervals(self, intervals_s: tuple[float, ...]) -> None:
         """Times between one request's successive tokens."""
         self._inbox.append(lambda families: families.add_intervals(intervals_s))

@@ -24,7 +24,6 @@ from pagetide.parse_values import (
 )
 from pagetide.request import SamplingParams
 
-MAX_LOGPROBS = 20
 MAX_JSON_BYTES = 2**20
 _HINT_LENGTH = 64
 
@@ -52,15 +51,14 @@ _FIELDS: dict[str, Convert] = {
     "stop": strings,
     "include_stop_str_in_output": boolean,
     "ignore_eos": boolean,
-    "logprobs": integer(0, MAX_LOGPROBS),
-    "prompt_logprobs": integer(0, MAX_LOGPROBS),
+    "logprobs": integer(0),
+    "prompt_logprobs": integer(0),
     "truncate_prompt_tokens": truncation,
     "skip_special_tokens": boolean,
     "spaces_between_special_tokens": boolean,
 }
 
 _NOT_SERVED: dict[str, tuple[object, ...]] = {
-    "n": (1,),
     "best_of": (1,),
     "length_penalty": (1,),
     "use_beam_search": (False,),
@@ -153,6 +151,6 @@ def _same(value: object, neutral: object) -> bool:
 
 
 def _hint(name: str, fields: Mapping[str, Convert]) -> str:
-    known = sorted((*fields, *TERMS))
+    known = sorted((*fields, *TERMS, "n"))
     closest = difflib.get_close_matches(name[:_HINT_LENGTH], known, n=1)
     return f"; did you mean {closest[0]!r}?" if closest else f"; known: {', '.join(known)}"

@@ -93,7 +93,7 @@ class TokenLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class RequestStats:
-    """What one finished request took. Times are `time.monotonic()` seconds; None: it never got there."""
+    """What one request took so far. Times are `time.monotonic()` seconds; None: it never got there."""
 
     num_prompt_tokens: int
     num_output_tokens: int
@@ -112,7 +112,8 @@ class Output:
     `logprobs` runs beside `token_ids` when the request asked for log-probabilities, else it is empty.
     `prompt_logprobs` are those of the prompt's next tokens, the second one's first; all come before or with
     the first output token.
-    The last message of a request has a `finish_reason`; with `ERROR`, `error` says what happened.
+    The last message of a request has a `finish_reason`; with `ERROR`, `error` says what happened. `stats`
+    come with the first token and with the end.
     """
 
     token_ids: tuple[int, ...] = ()
@@ -240,6 +241,11 @@ class Sequence:
         if self.num_tokens >= max_model_len or self.num_output_tokens >= params.max_tokens:
             return FinishReason.LENGTH, None
         return None, None
+
+    def begin_output(self, now_s: float) -> RequestStats:
+        """It has its first token."""
+        self.first_token_s = now_s
+        return self.stats(now_s)
 
     def stats(self, now_s: float) -> RequestStats:
         return RequestStats(

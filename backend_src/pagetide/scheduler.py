@@ -284,11 +284,12 @@ class Scheduler:
             return self._roster.finish(sequence, output)
         sequence.tokens.append(token)
         self._tally.num_generated += 1
+        stats = None
         if sequence.first_token_s is None:
-            sequence.first_token_s = self._clock()
-            self._tally.num_prompt_tokens += len(sequence.request.prompt_ids)
+            stats = sequence.begin_output(self._clock())
+            self._tally.num_prompt_tokens += stats.num_prompt_tokens
         reason, stop_token = sequence.finish_reason(token, self.limits.max_model_len)
-        output = Output((token,), (logprobs,) if logprobs else (), reason, stop_token)
+        output = Output((token,), (logprobs,) if logprobs else (), reason, stop_token, stats=stats)
         if reason is None:
             return sequence.request, output
         self._policy.estimate.learn(sequence.num_output_tokens)

@@ -176,8 +176,7 @@ class Sender:
         stream.channel.send(reply, final=reply.finish_reason is not None)
 
     def _fail(self, stream: Stream, failure: Failure) -> None:
-        cancelled = failure.code is ErrorCode.CANCELLED
-        self._close(stream, FinishReason.CANCELLED if cancelled else FinishReason.ERROR)
+        self._close(stream, failure.finish_reason)
         try:
             stream.channel.fail(failure)
         except Exception:

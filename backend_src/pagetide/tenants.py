@@ -70,7 +70,7 @@ class Tenants:
         self._ageing_s = ageing_s
         self._max_preemptions = max_preemptions
         self._accounts: dict[str, Account] = {}
-        self.num_waiting = 0
+        self.num_waiting = self.num_waiting_tokens = 0
         self.active: list[Account] = []
 
     @property
@@ -95,6 +95,7 @@ class Tenants:
         account = self._open(sequence.request.tenant, now_s)
         bisect.insort(account.waiting, self._entry(sequence))
         self.num_waiting += 1
+        self.num_waiting_tokens += sequence.num_tokens
 
     def remove(self, sequence: Sequence) -> None:
         """It waits no longer. Raises ValueError if it did not."""
@@ -104,11 +105,12 @@ class Tenants:
             raise ValueError(f"sequence {sequence.id} does not wait")
         del waiting[at]
         self.num_waiting -= 1
+        self.num_waiting_tokens -= sequence.num_tokens
 
-    def is_queue_full(self, tenant: str) -> bool:
-        """Whether the tenant has as many requests waiting as it may. Any thread."""
-        most, account = self.policies[tenant].max_waiting, self._accounts.get(tenant)
-        return most is not None and account is not None and len(account.waiting) >= most
+    def queue(self, tenant: str) -> tuple[int, int | None]:
+        """How many requests of the tenant wait, and how many may. Any thread."""
+        account = self._accounts.get(tenant)
+        return (len(account.waiting) if account else 0), self.policies[tenant].max_waiting
 
     def started(self, sequence: Sequence) -> None:
         """It waits no longer, it runs."""

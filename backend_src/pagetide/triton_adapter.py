@@ -10,6 +10,7 @@ import sys
 import time
 from array import array
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,42 +18,26 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 
 from pagetide.answer import Answer, ErrorCode, Failure, Reply
+from pagetide.backlog import UnavailableError
 from pagetide.bad_words import spell
 from pagetide.chat_template import ChatTemplateError
-from pagetide.engine import UnavailableError
 from pagetide.limits import AdmissionError
 from pagetide.metric_series import CounterHandle, GaugeHandle, Labels
 from pagetide.metrics import Metrics
-from pagetide.parse import OPTIONS, Limits, ParsedRequest, fit, parse_request, truncate
+from pagetide.model_io import INPUTS, OUTPUTS, TEXT, TOKEN_IDS, Spec
+from pagetide.parse import ParsedRequest, parse_request
+from pagetide.parse_limits import RequestLimits
+from pagetide.parse_prompt import Prompt
 from pagetide.parse_values import InvalidArgumentError
 from pagetide.request import Request
+from pagetide.samples import Joint, nth_sample
 from pagetide.senders import Senders, Stream
 from pagetide.tokenizer import Tokenizer
 from pagetide.version_settings import read_settings
 
 log = logging.getLogger("pagetide")
 
-INPUTS: tuple[tuple[str, str, list[int], bool], ...] = (
-    ("text_input", "TYPE_STRING", [1], True),
-    ("messages", "TYPE_STRING", [1], True),
-    ("sampling_parameters", "TYPE_STRING", [1], True),
-    *((name, "TYPE_BOOL", [1], True) for name in OPTIONS),
-)
-"""Name, type, shape, and whether it may be left out."""
-
-OUTPUTS: tuple[tuple[str, str, list[int]], ...] = (
-    ("text_output", "TYPE_STRING", [-1]),
-    ("finish_reason", "TYPE_STRING", [-1]),
-    ("cumulative_logprob", "TYPE_FP32", [-1]),
-    ("logprobs", "TYPE_STRING", [-1]),
-    ("prompt_logprobs", "TYPE_STRING", [-1]),
-    ("num_input_tokens", "TYPE_UINT32", [1]),
-    ("num_output_tokens", "TYPE_UINT32", [-1]),
-)
-
-MOST_BYTES_A_TOKEN = 32
-"""A prompt with more bytes than this for each token of `max_model_len` is refused before it is tokenised:
-text has about 4, deeply indented code 10."""
+_DTYPES = {"FP32": np.float32, "INT32": np.int32, "UINT32": np.uint32}
 
 SWITCH_S = 0.0002
 """The engine thread gives the interpreter's lock away at every kernel; with Python's own 5 ms a busy sender
@@ -70,10 +55,10 @@ class TritonPythonModel:
 
     @staticmethod
     def auto_complete_config(config: Any) -> Any:
-        for name, data_type, dims, optional in INPUTS:
-            config.add_input({"name": name, "data_type": data_type, "dims": dims, "optional": optional})
-        for name, data_type, dims in OUTPUTS:
-            config.add_output({"name": name, "data_type": data_type, "dims": dims})
+        for spec in INPUTS:
+            config.add_input(_described(spec) | {"optional": True})
+        for spec in OUTPUTS:
+            config.add_output(_described(spec))
         config.set_max_batch_size(0)
         config.set_model_transaction_policy({"decoupled": True})
         return config
@@ -92,12 +77,11 @@ class TritonPythonModel:
         self._metrics = Metrics(lambda: _Registry(labels | {"version": args["model_version"]}))
         self._built = build(settings, directory, self._metrics.on_step, self._leave)
         engine = self._built.engine
-        longest = min(settings.max_prompt_bytes, engine.max_model_len * MOST_BYTES_A_TOKEN)
-        self._limits = Limits(longest, engine.max_model_len, self._built.vocab_size)
+        self._limits = RequestLimits.of(settings, engine.max_model_len, self._built.vocab_size)
         self._senders = Senders(
             settings.num_senders, engine.abort, self._metrics, self._built.max_responses_per_s
         )
-        self._ids = itertools.count()
+        self._ids, self._turns = itertools.count(), itertools.count()
         sys.setswitchinterval(SWITCH_S)
         for part in (self._metrics, self._senders, engine):
             part.start()
@@ -109,6 +93,7 @@ class TritonPythonModel:
             channel = _Channel(request.get_response_sender())
             failure = self._take(request, channel, arrival_s)
             if failure is not None:
+                self._metrics.on_refused(failure.code.name)
                 channel.fail(failure)
 
     def finalize(self) -> None:
@@ -143,52 +128,73 @@ class TritonPythonModel:
     def _submit(self, request: Any, channel: _Channel, arrival_s: float) -> None:
         tensors = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
         parsed = parse_request(tensors, request.parameters(), self._limits)
-        channel.returned = parsed.returned
+        channel.returned = tuple(spec for spec in OUTPUTS if spec.name in parsed.returned)
         self._enqueue(parsed, channel, arrival_s)
 
     def _enqueue(self, parsed: ParsedRequest, channel: _Channel, arrival_s: float) -> None:
-        built = self._built
-        encoded = _encode(parsed, built.tokenizer)
-        prompt_ids = array("i", truncate(encoded, parsed.params, self._limits))
-        params = fit(prompt_ids, parsed.params, self._limits)
-        request_id = next(self._ids)
-        stream = Stream(request_id, channel, Answer(parsed, prompt_ids, built.tokenizer))
-        sender = self._senders[request_id]
+        built, terms = self._built, parsed.terms
+        prompt_ids = self._limits.truncate(_encode(parsed.prompt, built.tokenizer), parsed.params)
+        params = self._limits.fit(parsed.source, len(prompt_ids), parsed.params)
+        params = spell(params, built.tokenizer, built.vocab_size)
+        sender = self._senders[next(self._turns)]
+        streams = self._streams(parsed, prompt_ids, channel)
         built.engine.submit(
-            Request(
-                id=request_id,
-                prompt_ids=prompt_ids,
-                params=spell(params, built.tokenizer, built.vocab_size),
-                sink=lambda output: sender.deliver(stream, output),
-                arrival_s=arrival_s,
-                eos_token_ids=built.eos_token_ids,
-                tenant=parsed.terms.tenant,
-                priority=parsed.terms.priority,
-                timeout_s=parsed.terms.timeout_s,
-                cache_salt=parsed.terms.cache_salt,
+            *(
+                Request(
+                    id=stream.request_id,
+                    prompt_ids=prompt_ids,
+                    params=nth_sample(params, index),
+                    sink=partial(sender.deliver, stream),
+                    arrival_s=arrival_s,
+                    eos_token_ids=built.eos_token_ids,
+                    tenant=terms.tenant,
+                    priority=terms.priority,
+                    timeout_s=terms.timeout_s,
+                    cache_salt=terms.cache_salt,
+                )
+                for index, stream in enumerate(streams)
             )
         )
-        sender.watch(stream)
+        for stream in streams:
+            sender.watch(stream)
+
+    def _streams(self, parsed: ParsedRequest, prompt_ids: array[int], channel: _Channel) -> list[Stream]:
+        """One for each sample, all with the client's one channel."""
+        ids = [next(self._ids) for _ in range(parsed.num_samples)]
+        answers = [Answer(parsed, prompt_ids, self._built.tokenizer, index) for index in range(len(ids))]
+        if len(ids) == 1:
+            return [Stream(ids[0], channel, answers[0])]
+        joint = Joint(channel, answers, ids, self._built.engine.abort, parsed.stream)
+        return [Stream(*each) for each in zip(ids, joint.parts(), answers, strict=True)]
 
 
-def _encode(parsed: ParsedRequest, tokenizer: Tokenizer) -> list[int]:
+def _described(spec: Spec) -> dict[str, Any]:
+    return {"name": spec.name, "data_type": f"TYPE_{spec.data_type}", "dims": list(spec.dims)}
+
+
+def _encode(prompt: Prompt, tokenizer: Tokenizer) -> array[int]:
     """A chat template writes the model's BOS itself, where there is one."""
-    if parsed.messages is None:
-        return tokenizer.encode(parsed.prompt)
-    prompt = tokenizer.apply_chat_template(parsed.messages, add_generation_prompt=True)
-    return tokenizer.encode(prompt, add_special_tokens=False)
+    if isinstance(prompt, array):
+        return prompt
+    if isinstance(prompt, str):
+        return array("i", tokenizer.encode(prompt))
+    text = tokenizer.apply_chat_template(prompt.messages, add_generation_prompt=True, tools=prompt.tools)
+    return array("i", tokenizer.encode(text, add_special_tokens=False))
 
 
 class _Channel:
-    """A client's response sender. `returned` names the outputs it gets beside the text."""
+    """A client's response sender. `returned` are the outputs it gets beside the text."""
 
     def __init__(self, sender: Any) -> None:
         self._sender = sender
-        self.returned: frozenset[str] = frozenset()
+        self.returned: tuple[Spec, ...] = ()
 
     def send(self, reply: Reply, final: bool) -> None:
-        tensors = [_strings("text_output", reply.text)]
-        tensors += [_tensor(name, reply) for name in sorted(self.returned)]
+        self.send_all((reply,), final)
+
+    def send_all(self, replies: Sequence[Reply], final: bool) -> None:
+        tensors = [_tensor(TEXT, [reply.text for reply in replies])]
+        tensors += [_tensor(spec, [reply.values[spec.name] for reply in replies]) for spec in self.returned]
         flags = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL if final else 0
         self._sender.send(pb_utils.InferenceResponse(tensors), flags=flags)
 
@@ -207,20 +213,15 @@ class _Channel:
         return bool(self._sender.is_cancelled())
 
 
-def _tensor(name: str, reply: Reply) -> Any:
-    """An additional output; a reply that is not the last has the finish reason "None", as vLLM's has."""
-    if name == "finish_reason":
-        return _strings(name, reply.finish_reason.value if reply.finish_reason else "None")
-    if name in ("logprobs", "prompt_logprobs"):
-        return _strings(name, getattr(reply, name))
-    if name == "cumulative_logprob":
-        return pb_utils.Tensor(name, np.array([reply.cumulative_logprob], dtype=np.float32))
-    count = reply.num_prompt_tokens if name == "num_input_tokens" else reply.num_output_tokens
-    return pb_utils.Tensor(name, np.array([count], dtype=np.uint32))
-
-
-def _strings(name: str, text: str) -> Any:
-    return pb_utils.Tensor(name, np.array([text.encode()], dtype=np.object_))
+def _tensor(spec: Spec, values: Sequence[Any]) -> Any:
+    """`values` are the samples'."""
+    if spec.dims == (1,):
+        values = values[:1]
+    if spec.data_type == "STRING":
+        return pb_utils.Tensor(spec.name, np.array([value.encode() for value in values], dtype=np.object_))
+    if spec is TOKEN_IDS:
+        values = [token_id for ids in values for token_id in ids]
+    return pb_utils.Tensor(spec.name, np.array(values, dtype=_DTYPES[spec.data_type]))
 
 
 class _Registry:

@@ -9,8 +9,9 @@ from queue import SimpleQueue
 import pytest
 from simulation.pure_model import EOS, PureRunner, pure_output
 
+from pagetide.backlog import UnavailableError
 from pagetide.block_pool import BlockPool, chain_root
-from pagetide.engine import Engine, UnavailableError
+from pagetide.engine import Engine
 from pagetide.limits import AdmissionError, Limits
 from pagetide.request import FinishReason, Output, Request, SamplingParams, Sequence
 from pagetide.roster import Delivery
@@ -163,7 +164,9 @@ def test_a_tenant_that_fills_its_own_queue_leaves_room_for_others() -> None:
     h.submit(2, [1], tenant="loud")
     h.runner.gate.release()
     assert h.runner.started.acquire(timeout=WAIT_S)
-    with pytest.raises(UnavailableError, match="tenant 'loud' has as many requests waiting as it may"):
+    with pytest.raises(
+        UnavailableError, match="1 requests of tenant 'loud' wait already; its max_waiting is 1"
+    ):
         h.submit(3, [1], tenant="loud")
     h.submit(4, [1], tenant="quiet")
     h.runner.open()

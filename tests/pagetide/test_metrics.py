@@ -132,6 +132,15 @@ def test_a_step_is_counted(board: Board, families: Families) -> None:
     assert board.value("pagetide:step_seconds_sum") == pytest.approx(0.04)
 
 
+def test_a_refused_request_is_counted_by_its_code(board: Board, families: Families) -> None:
+    for code in ("INVALID_ARG", "UNAVAILABLE", "INVALID_ARG"):
+        families.add_refused(code)
+    families.publish()
+    codes = ("INVALID_ARG", "UNAVAILABLE", "INTERNAL")
+    shown = [board.value("pagetide:requests_refused_total", code=code) for code in codes]
+    assert shown == [2, 1, 0]
+
+
 def test_a_report_without_computed_tokens_is_no_step(board: Board, families: Families) -> None:
     families.add_step(replace(STEP, num_tokens=0, step_s=0.0))
     families.publish()

@@ -4,33 +4,23 @@ from __future__ import annotations
 
 import json
 import math
+from array import array
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from parse_world import LIMITS, flag, number, parse, text
 
 from pagetide.logit_edits import TokenMask
-from pagetide.parse import RETURNED, Limits, ParsedRequest, fit, parse_request, truncate
+from pagetide.model_io import RETURNED
+from pagetide.parse import parse_request
 from pagetide.parse_values import InvalidArgumentError
 from pagetide.request import SamplingParams
 
 REPEATABLE = settings(derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-LIMITS = Limits(max_prompt_bytes=1000, max_model_len=100, vocab_size=500)
-
-
-def text(value: str | bytes) -> np.ndarray[Any, Any]:
-    return np.array([value.encode() if isinstance(value, str) else value], dtype=np.object_)
-
-
-def flag(value: bool) -> np.ndarray[Any, Any]:
-    return np.array([value], dtype=np.bool_)
-
-
-def parse(parameters: dict[str, Any] | str | None = None, **tensors: np.ndarray[Any, Any]) -> ParsedRequest:
-    given = parameters if isinstance(parameters, str) else json.dumps(parameters or {})
-    return parse_request({"text_input": text("Hello")} | tensors, given, LIMITS)
 
 
 def sampling(values: dict[str, Any] | str | bytes) -> SamplingParams:
@@ -141,7 +131,7 @@ REFUSED = [
     ({"top_k": -2}, "top_k is -2; it must be a whole number of at least -1"),
     ({"min_p": 1.5}, "min_p is 1.5; it must be a number from 0 to 1"),
     ({"seed": 2**63}, f"seed is {2**63}; it must be a whole number, {-(2**63)} to {2**63 - 1}"),
-    ({"logprobs": 21}, "logprobs is 21; it must be a whole number, 0 to 20"),
+    ({"logprobs": 21}, "logprobs is 21; this model serves at most 20"),
     ({"stop": ""}, "stop is ''; it must be a string or a list of strings, none of them empty"),
     ({"stop": ["a", 3]}, "stop is ['a', 3]; it must be a string or a list of strings"),
     ({"stop": ["x"] * 65}, "stop has 65 strings; at most 64 are served"),
@@ -149,8 +139,10 @@ REFUSED = [
     ({"stop_token_ids": 3}, "stop_token_ids is 3; it must be a list of token ids"),
     ({"stop_token_ids": [1, 500]}, "stop_token_ids[1] is 500; it must be a whole number, 0 to 499"),
     ({"ignore_eos": 1}, "ignore_eos is 1; it must be true or false"),
-    ({"n": 2}, "n is 2; only 1 is served"),
-    ({"n": True}, "n is true; only 1 is served"),
+    ({"n": 0}, "n is 0; it must be a whole number, 1 to 8"),
+    ({"n": 9}, "n is 9; it must be a whole number, 1 to 8"),
+    ({"n": True}, "n is true; it must be a whole number, 1 to 8"),
+    ({"n": 2, "temperature": 0}, "n is 2; with temperature 0 it must be 1, as all samples would be the same"),
     ({"presence_penalty": 2.5}, "presence_penalty is 2.5; it must be a number from -2 to 2"),
     ('{"presence_penalty": NaN}', "presence_penalty is nan; it must be a number from -2 to 2"),
     ({"frequency_penalty": "-inf"}, "frequency_penalty is '-inf'; it must be a number from -2 to 2"),
@@ -170,9 +162,9 @@ REFUSED = [
     ({"bad_words": [3]}, "bad_words is [3]; it must be a string or a list of strings"),
     ({"bad_words": ["x"] * 65}, "bad_words has 65 strings; at most 64 are served"),
     ({"bad_words": "x" * 1025}, "bad_words has a string of 1025 characters; at most 1024 are served"),
-    ({"logprobs": -1}, "logprobs is -1; it must be a whole number, 0 to 20"),
-    ({"prompt_logprobs": 21}, "prompt_logprobs is 21; it must be a whole number, 0 to 20"),
-    ({"prompt_logprobs": True}, "prompt_logprobs is true; it must be a whole number, 0 to 20"),
+    ({"logprobs": -1}, "logprobs is -1; it must be a whole number of at least 0"),
+    ({"prompt_logprobs": 21}, "prompt_logprobs is 21; this model serves at most 20"),
+    ({"prompt_logprobs": True}, "prompt_logprobs is true; it must be a whole number of at least 0"),
     ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens is 0; it must be a whole number of at least 1"),
     ({"truncate_prompt_tokens": -2}, "truncate_prompt_tokens is -2; it must be a whole number of at least 1"),
     ({"spaces_between_special_tokens": 1}, "spaces_between_special_tokens is 1; it must be true or false"),
@@ -288,20 +280,41 @@ def test_a_cumulative_logprob_needs_the_tokens_logprobs() -> None:
 
 
 def test_max_tokens_is_cut_to_what_the_model_has_left() -> None:
-    assert fit(range(90), SamplingParams(max_tokens=16), LIMITS).max_tokens == 10
-    assert fit(range(10), SamplingParams(max_tokens=16), LIMITS).max_tokens == 16
-    assert fit(range(99), SamplingParams(max_tokens=16), LIMITS).max_tokens == 1
+    for num_prompt_tokens, max_tokens in ((90, 10), (10, 16), (99, 1)):
+        assert LIMITS.fit("text_input", num_prompt_tokens, SamplingParams()).max_tokens == max_tokens
 
 
 def test_a_prompt_that_leaves_no_room_is_refused() -> None:
-    with pytest.raises(InvalidArgumentError, match="text_input has 100 tokens; it must have at most 99"):
-        fit(range(100), SamplingParams(), LIMITS)
-    with pytest.raises(InvalidArgumentError, match="text_input has no tokens"):
-        fit((), SamplingParams(), LIMITS)
+    with pytest.raises(
+        InvalidArgumentError,
+        match="text_input has 100 tokens; it must have at most 99, as prompt and output together take",
+    ):
+        LIMITS.fit("text_input", 100, SamplingParams())
+    with pytest.raises(InvalidArgumentError, match="messages has no tokens; it must have at least 1"):
+        LIMITS.fit("messages", 0, SamplingParams())
     with pytest.raises(
         InvalidArgumentError, match="min_tokens is 11; after a prompt of 90 tokens at most 10"
     ):
-        fit(range(90), SamplingParams(min_tokens=11, max_tokens=12), LIMITS)
+        LIMITS.fit("text_input", 90, SamplingParams(min_tokens=11, max_tokens=12))
+
+
+def test_what_the_settings_forbid_is_refused_with_their_limit() -> None:
+    small = replace(LIMITS, max_prompt_tokens=7, max_output_tokens=9, max_logprobs=2, max_request_bytes=30)
+    with pytest.raises(InvalidArgumentError, match=r"^input_ids has 8 tokens; it must have at most 7$"):
+        small.fit("input_ids", 8, SamplingParams())
+    for asked, message in (
+        ({"max_tokens": 10}, "max_tokens is 10; this model serves at most 9"),
+        ({"logprobs": 3}, "logprobs is 3; this model serves at most 2"),
+        ({"stop": "x" * 21}, "the request has 38 bytes; it must have at most 30"),
+    ):
+        with pytest.raises(InvalidArgumentError, match=message):
+            parse(asked, small)
+    with pytest.raises(InvalidArgumentError, match="the request has 31 bytes; it must have at most 30"):
+        parse("", small, text_input=text("x" * 27), max_tokens=number(1))
+
+
+def test_the_default_of_max_tokens_is_within_the_limit() -> None:
+    assert parse({}, replace(LIMITS, max_output_tokens=9)).params.max_tokens == 9
 
 
 def test_more_stop_tokens_than_are_served_are_refused_with_both_counts() -> None:
@@ -311,12 +324,13 @@ def test_more_stop_tokens_than_are_served_are_refused_with_both_counts() -> None
 
 
 def test_the_last_tokens_of_the_prompt_are_kept() -> None:
-    assert list(truncate(range(10), sampling({}), LIMITS)) == list(range(10))
-    assert list(truncate(range(10), sampling({"truncate_prompt_tokens": "3"}), LIMITS)) == [7, 8, 9]
-    assert list(truncate(range(10), sampling({"truncate_prompt_tokens": 99}), LIMITS)) == list(range(10))
+    prompt = array("i", range(10))
+    for asked, kept in (({}, range(10)), ({"truncate_prompt_tokens": "3"}, range(7, 10))):
+        assert list(LIMITS.truncate(prompt, sampling(asked))) == list(kept)
+    assert LIMITS.truncate(prompt, sampling({"truncate_prompt_tokens": 99})) == prompt
 
 
 def test_minus_one_keeps_what_leaves_room_for_the_output() -> None:
     keep = {"truncate_prompt_tokens": -1}
-    assert len(truncate(range(500), sampling(keep | {"max_tokens": 30}), LIMITS)) == 70
-    assert len(truncate(range(500), sampling(keep | {"max_tokens": 3000}), LIMITS)) == 1
+    assert len(LIMITS.truncate(array("i", range(500)), sampling(keep | {"max_tokens": 30}))) == 70
+    assert len(LIMITS.truncate(array("i", range(500)), sampling(keep | {"max_tokens": 3000}))) == 1

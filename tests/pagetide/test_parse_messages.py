@@ -3,41 +3,85 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import parse_world
 import pytest
+from parse_world import text
 
-from pagetide.parse import Limits, ParsedRequest, parse_request
+from pagetide.parse import ParsedRequest
+from pagetide.parse_prompt import Conversation
 from pagetide.parse_values import InvalidArgumentError
 
-LIMITS = Limits(max_prompt_bytes=200, max_model_len=100, vocab_size=500)
+LIMITS = replace(parse_world.LIMITS, max_prompt_bytes=200)
 CONVERSATION = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hé 😀"}]
 
 
-def text(value: str | bytes) -> np.ndarray[Any, Any]:
-    return np.array([value.encode() if isinstance(value, str) else value], dtype=np.object_)
-
-
 def parse(value: str | bytes, **tensors: np.ndarray[Any, Any]) -> ParsedRequest:
-    return parse_request({"messages": text(value)} | tensors, "{}", LIMITS)
+    return parse_world.parse(limits=LIMITS, messages=text(value), **tensors)
+
+
+def conversation(value: str | bytes, **tensors: np.ndarray[Any, Any]) -> Conversation:
+    prompt = parse(value, **tensors).prompt
+    assert isinstance(prompt, Conversation)
+    return prompt
 
 
 def test_messages_replace_the_prompt_and_are_never_repeated_in_the_output() -> None:
     parsed = parse(json.dumps(CONVERSATION))
-    assert parsed.messages == tuple(CONVERSATION)
-    assert (parsed.prompt, parsed.echo) == ("", "")
+    assert parsed.prompt == Conversation(tuple(CONVERSATION))
+    assert (parsed.source, parsed.echo) == ("messages", "")
 
 
 def test_fields_beside_role_and_content_reach_the_template() -> None:
     call = {"role": "assistant", "content": None, "tool_calls": [{"name": "add", "arguments": {"a": 1}}]}
-    assert parse(json.dumps([call])).messages == (call,)
+    assert conversation(json.dumps([call])).messages == (call,)
+
+
+def call_of(arguments: object) -> list[dict[str, Any]]:
+    function = {"name": "add", "arguments": arguments}
+    calls = [{"id": "1", "type": "function", "function": function}]
+    return [{"role": "assistant", "content": None, "tool_calls": calls}]
+
+
+@pytest.mark.parametrize(("written", "read"), [('{"a": 1}', {"a": 1}), ("", {}), ({"a": 1}, {"a": 1})])
+def test_the_arguments_of_tool_calls_reach_the_template_as_objects(written: object, read: object) -> None:
+    """OpenAI's API writes them as a string; templates take objects."""
+    assert conversation(json.dumps(call_of(written))).messages == tuple(call_of(read))
+
+
+def test_tools_reach_the_template() -> None:
+    tools = [{"type": "function", "function": {"name": "add", "parameters": {}}}]
+    assert conversation(json.dumps(CONVERSATION), tools=text(json.dumps(tools))).tools == tuple(tools)
+    assert conversation(json.dumps(CONVERSATION), tools=text("[]")).tools is None
 
 
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        ("", "messages is not JSON"),
+        ("{", "tools is not JSON"),
+        ("{}", r"tools is {}; it must be a JSON list of tools"),
+        ("[3]", r"tools\[0\] is 3; it must be an object"),
+        (r'[{"a": "\udfff"}]', r"tools is not Unicode text: .* \\udfff"),
+        ("[" + " " * 200 + "]", "tools has 202 bytes; it must have at most 200"),
+    ],
+)
+def test_bad_tools_are_refused(value: str, message: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=message):
+        parse(json.dumps(CONVERSATION), tools=text(value))
+
+
+def test_tools_without_messages_are_refused() -> None:
+    with pytest.raises(InvalidArgumentError, match="tools is given with text_input; it goes with messages"):
+        parse_world.parse(text_input=text("Hello"), tools=text("[]"))
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ("", "messages is empty; it must hold at least 1 byte"),
         ("[", "messages is not JSON"),
         (b'"\xff"', "messages is not UTF-8: byte 0xff at position 1"),
         ("[]", r"messages is \[\]; it must be a JSON list of at least 1 message"),
@@ -46,6 +90,7 @@ def test_fields_beside_role_and_content_reach_the_template() -> None:
         ('[{"role": "user"}, {"content": "x"}]', r"messages\[1\] is .*; it must be an object"),
         ('[{"role": 1}]', r"messages\[0\] is .*; it must be an object"),
         (r'[{"role": "user", "content": "\ud800"}]', r"messages is not Unicode text: .* \\ud800"),
+        (json.dumps(call_of("{")), r"messages\[0\].tool_calls\[0\].function.arguments is not JSON"),
         (" " * 201, "messages has 201 bytes; it must have at most 200"),
     ],
 )

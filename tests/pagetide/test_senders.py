@@ -277,29 +277,28 @@ def test_a_request_stays_on_its_sender_and_requests_are_dealt_out() -> None:
     assert len({id(senders[i]) for i in range(9)}) == 3
 
 
-def answer(
-    params: SamplingParams, returned: frozenset[str] = frozenset(), echo: str = "", prompt: bytes = b"p"
-) -> Answer:
-    return Answer(ParsedRequest("p", echo, True, returned, params), list(prompt), Bytes())
+def answer(params: SamplingParams, *returned: str, prompt: bytes = b"p") -> Answer:
+    return Answer(ParsedRequest("p", "", True, frozenset(returned), params), list(prompt), Bytes())
 
 
 def test_the_stop_token_is_no_part_of_the_text_unless_asked_for() -> None:
     for include, text in ((False, "a"), (True, "a!")):
-        each = answer(SamplingParams(include_stop_str_in_output=include))
+        each = answer(SamplingParams(include_stop_str_in_output=include), "num_output_tokens", "stop_reason")
         each.take(Output(tuple(b"a!"), finish_reason=FinishReason.STOP, stop_reason=33))
         reply = each.reply()
         assert reply is not None
-        assert (reply.text, reply.num_output_tokens) == (text, 2)
+        assert reply.text == text
+        assert reply.values == {"num_output_tokens": 2, "stop_reason": "33"}
 
 
 def test_logprobs_run_with_the_tokens_and_add_up() -> None:
-    each = answer(SamplingParams(logprobs=1), frozenset({"logprobs"}))
+    each = answer(SamplingParams(logprobs=1), "logprobs", "cumulative_logprob")
     rows = (TokenLogprobs(-1.0, 3, ((98, -0.5),)), TokenLogprobs(-0.25, 1, ((98, -0.25),)))
     each.take(Output(tuple(b"ab"), rows, FinishReason.LENGTH))
     reply = each.reply()
     assert reply is not None
-    assert reply.cumulative_logprob == -1.25
-    assert reply.logprobs == (
+    assert reply.values["cumulative_logprob"] == -1.25
+    assert reply.values["logprobs"] == (
         '[{"97": {"logprob": -1.0, "rank": 3, "decoded_token": "a"}, '
         '"98": {"logprob": -0.5, "rank": 1, "decoded_token": "b"}}, '
         '{"98": {"logprob": -0.25, "rank": 1, "decoded_token": "b"}}]'
@@ -307,7 +306,7 @@ def test_logprobs_run_with_the_tokens_and_add_up() -> None:
 
 
 def test_the_prompts_logprobs_come_with_the_first_reply_only() -> None:
-    each = answer(SamplingParams(prompt_logprobs=1), frozenset({"prompt_logprobs"}), prompt=b"xyc")
+    each = answer(SamplingParams(prompt_logprobs=1), "prompt_logprobs", prompt=b"xyc")
     each.take(Output(prompt_logprobs=(TokenLogprobs(-2.0, 7, ((98, -0.5),)),)))
     assert each.reply() is None
     each.take(Output(tuple(b"a"), prompt_logprobs=(TokenLogprobs(-0.5, 1, ((99, -0.5),)),)))
@@ -316,7 +315,7 @@ def test_the_prompts_logprobs_come_with_the_first_reply_only() -> None:
     second = each.reply()
     assert first is not None
     assert second is not None
-    assert json.loads(first.prompt_logprobs) == [
+    assert json.loads(str(first.values["prompt_logprobs"])) == [
         None,
         {
             "98": {"logprob": -0.5, "rank": 1, "decoded_token": "b"},
@@ -324,14 +323,45 @@ def test_the_prompts_logprobs_come_with_the_first_reply_only() -> None:
         },
         {"99": {"logprob": -0.5, "rank": 1, "decoded_token": "c"}},
     ]
-    assert second.prompt_logprobs == "null"
+    assert second.values["prompt_logprobs"] == "null"
 
 
 def test_tokens_without_text_wait_for_the_next_that_has_some() -> None:
-    each = answer(SamplingParams())
+    each = answer(SamplingParams(), "num_output_tokens", "token_ids")
     each.take(Output(("漢".encode()[0],)))
     assert each.reply() is None
     each.take(Output(tuple("漢".encode()[1:])))
     reply = each.reply()
     assert reply is not None
-    assert (reply.text, reply.num_output_tokens, reply.finish_reason) == ("漢", 3, None)
+    assert (reply.text, reply.finish_reason) == ("漢", None)
+    assert reply.values == {"num_output_tokens": 3, "token_ids": list("漢".encode())}
+
+
+def test_the_reason_to_stop_is_the_string_or_the_token_that_was_met() -> None:
+    each = answer(SamplingParams(stop=("##",)), "stop_reason", "finish_reason", "token_ids")
+    each.take(Output(tuple(b"a##b")))
+    reply = each.reply()
+    assert reply is not None
+    assert reply.values == {"stop_reason": '"##"', "finish_reason": "stop", "token_ids": list(b"a##")}
+
+
+def test_times_are_known_from_the_first_token_on() -> None:
+    stats = RequestStats(1, 1, 16, 0, arrival_s=1.0, scheduled_s=1.5, first_token_s=2.25, finished_s=2.25)
+    asked = ("queue_time_s", "prefill_time_s", "num_cached_tokens", "finish_reason")
+    each = answer(SamplingParams(), *asked)
+    each.take(Output(tuple(b"a"), stats=stats))
+    for finish_reason, text in (("None", ""), ("length", "b")):
+        if text:
+            each.take(Output(tuple(text.encode()), finish_reason=FinishReason.LENGTH))
+        reply = each.reply()
+        assert reply is not None
+        assert reply.values == dict(zip(asked, (0.5, 0.75, 16, finish_reason), strict=True))
+
+
+def test_a_request_that_never_ran_was_queued_all_its_time() -> None:
+    stats = RequestStats(1, 0, 0, 0, arrival_s=1.0, scheduled_s=None, first_token_s=None, finished_s=4.0)
+    each = answer(SamplingParams(), "queue_time_s", "prefill_time_s")
+    each.take(Output(finish_reason=FinishReason.TIMEOUT, stats=stats))
+    reply = each.reply()
+    assert reply is not None
+    assert reply.values == {"queue_time_s": 3.0, "prefill_time_s": 0.0}

@@ -159,7 +159,7 @@ def test_generate_stream_over_http_sends_events(triton: Triton) -> None:
 def test_http_tells_a_wrong_request_from_a_server_at_fault(triton: Triton) -> None:
     status, answer = triton.post("generate", {"text_input": FRANCE, "temperature": -1})
     assert status == 400
-    assert json.loads(answer) == {"error": "temperature is -1; it must be a finite number of at least 0"}
+    assert json.loads(answer) == {"error": "temperature is -1.0; it must be a finite number of at least 0"}
 
 
 def test_a_request_whose_time_is_over_ends_with_what_it_has(triton: Triton) -> None:

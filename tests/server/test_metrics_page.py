@@ -69,6 +69,13 @@ def test_requests_are_counted_token_by_token(idle: Triton) -> None:
     idle.wait_for_metrics({name: before[name] + added for name, added in expected.items()})
 
 
+def test_refused_requests_are_counted_by_their_error(idle: Triton) -> None:
+    refused = 'pagetide:requests_refused_total{code="INVALID_ARG"}'
+    before = idle.metrics()[refused]
+    idle.error(sampling={"top_p": 2})
+    idle.wait_for_metrics({refused: before + 1})
+
+
 def test_times_add_up(idle: Triton) -> None:
     before = idle.metrics()
     idle.text("Tell me", sampling={"max_tokens": 10, "ignore_eos": True})

@@ -148,7 +148,7 @@ def test_what_leaves_no_token_ends_with_the_reason_and_disturbs_nobody(idle: Tri
         ({"logit_bias": {"49152": 1}}, "a token of logit_bias is '49152'; it must be a whole number, 0 to"),
         ({"allowed_token_ids": []}, "allowed_token_ids is []; it must be a list of at least one token id"),
         ({"bad_words": [" "]}, "bad_words[0] is ' '; it must have at least one token"),
-        ({"prompt_logprobs": 21}, "prompt_logprobs is 21; it must be a whole number, 0 to 20"),
+        ({"prompt_logprobs": 21}, "prompt_logprobs is 21; this model serves at most 20"),
         ({"logprobs": -1}, "logprobs is -1; it must be a whole number, 0 to 20"),
         ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens is 0; it must be a whole number of at least"),
     ],

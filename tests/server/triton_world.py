@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import struct
 import time
 import urllib.error
 import urllib.request
@@ -16,8 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import numpy as np
+import numpy.typing as npt
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc
+from tritonclient.utils import deserialize_bytes_tensor, np_to_triton_dtype, triton_to_np_dtype
 
 from pagetide_server.launcher import Server
 
@@ -37,7 +39,14 @@ IDLE = {
 _SAMPLE = re.compile(r"^([\w:]+)(?:\{(.*)\})? (\S+)$")
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 _EVERYWHERE = ("model", "model_name", "version")
-_FORMATS = {"FP32": "<f", "UINT32": "<I"}
+_CONTENTS = {
+    "BYTES": "bytes_contents",
+    "BOOL": "bool_contents",
+    "INT32": "int_contents",
+    "INT64": "int64_contents",
+    "UINT64": "uint64_contents",
+    "FP32": "fp32_contents",
+}
 
 
 def copy_of_the_shipped_repository(target: Path) -> Path:
@@ -55,7 +64,7 @@ def wait_until(holds: Callable[[], bool], what: str, deadline_s: float = DEADLIN
 
 @dataclass(frozen=True)
 class Response:
-    """One message of a stream. `outputs` holds the single element of each tensor."""
+    """One message of a stream. `outputs` holds each tensor's one element, or the list of them."""
 
     outputs: Mapping[str, Any] = field(default_factory=dict)
     is_final: bool = False
@@ -119,9 +128,9 @@ class Triton:
         with ThreadPoolExecutor(len(requests)) as pool:
             return list(pool.map(lambda options: self.start(**options).all(), requests))
 
-    def post(self, path: str, body: Mapping[str, Any] | bytes) -> tuple[int, str]:
+    def post(self, path: str, body: Mapping[str, Any] | bytes, model: str = MODEL) -> tuple[int, str]:
         """Status and body of a POST to the model's HTTP endpoint."""
-        url = f"{self.server.url}/v2/models/{MODEL}/{path}"
+        url = f"{self.server.url}/v2/models/{model}/{path}"
         request = urllib.request.Request(url, body if isinstance(body, bytes) else json.dumps(body).encode())
         try:
             with urllib.request.urlopen(request, timeout=DEADLINE_S) as answer:
@@ -176,9 +185,13 @@ def infer_request(
     parameters: Mapping[str, Any] | None = None,
     model: str = MODEL,
     version: str = "",
+    tensors: Mapping[str, npt.NDArray[Any]] | None = None,
     **flags: bool,
 ) -> pb.ModelInferRequest:
-    """`sampling` goes into the `sampling_parameters` tensor, `flags` into boolean tensors of their name."""
+    """`sampling` goes into the `sampling_parameters` tensor, `flags` into boolean tensors of their name.
+
+    A text in `tensors` is an array of bytes.
+    """
     request = pb.ModelInferRequest(model_name=model, model_version=version)
     if prompt is not None:
         _add_bytes(request, "text_input", prompt)
@@ -189,6 +202,10 @@ def infer_request(
         if value is not None:
             tensor = request.inputs.add(name=name, datatype="BOOL", shape=[1])
             tensor.contents.bool_contents.append(value)
+    for name, array in (tensors or {}).items():
+        kind = np_to_triton_dtype(array.dtype)
+        tensor = request.inputs.add(name=name, datatype=kind, shape=array.shape)
+        getattr(tensor.contents, _CONTENTS[kind]).extend(array.flat)
     for name, parameter in (parameters or {}).items():
         _set_parameter(request.parameters[name], parameter)
     return request
@@ -216,8 +233,7 @@ def _response(message: pb.ModelStreamInferResponse) -> Response:
 
 def _value(datatype: str, raw: bytes) -> Any:
     if datatype == "BYTES":
-        (length,) = struct.unpack_from("<I", raw)
-        assert len(raw) == 4 + length, "one element"
-        return raw[4:].decode()
-    (value,) = struct.unpack(_FORMATS[datatype], raw)
-    return value
+        values = [each.decode() for each in deserialize_bytes_tensor(raw)]
+    else:
+        values = np.frombuffer(raw, triton_to_np_dtype(datatype)).tolist()
+    return values[0] if len(values) == 1 else values
