@@ -76,7 +76,7 @@ class Answer:
         self.cumulative_logprob = 0.0
         self.logprobs: list[Told] | None = [] if self._tells_logprobs else None
         tells_prompt = "prompt_logprobs" in parsed.returned and params.prompt_logprobs is not None
-        self._prompt_logprobs: list[Told | None] | None = [None] if tells_prompt else None
+        self._prompt_logprobs: list[str] | None = ["null"] if tells_prompt else None
         self.stop_reason: int | str | None = None
         self.stats: RequestStats | None = None
         self.finish_reason: FinishReason | None = None
@@ -103,11 +103,12 @@ class Answer:
         return self.gathered() if self.ended or (self._in_pieces and self._text) else None
 
     @property
-    def prompt_logprobs(self) -> list[Told | None] | None:
-        """Of the whole prompt, until they are told."""
+    def prompt_logprobs(self) -> str:
+        """Of the whole prompt, as JSON, until they are told."""
         scored = self._prompt_logprobs
-        is_whole = scored is not None and (self.ended or len(scored) == self.num_prompt_tokens)
-        return scored if is_whole else None
+        if scored is None or not (self.ended or len(scored) == self.num_prompt_tokens):
+            return "null"
+        return f"[{', '.join(scored)}]"
 
     def gathered(self) -> Reply:
         """What has gathered since the reply before, if only that nothing has."""
@@ -115,7 +116,7 @@ class Answer:
         reply = Reply(self._text, self.finish_reason, values)
         self._text, self.num_tokens, self.token_ids = "", 0, []
         self.logprobs = [] if self._tells_logprobs else None
-        if self.prompt_logprobs is not None:
+        if values.get("prompt_logprobs", "null") != "null":
             self._prompt_logprobs = None
         return reply
 
@@ -149,10 +150,11 @@ class Answer:
             self.logprobs.append(self._told(token_id, logprobs))
 
     def _add_prompt(self, output: Output) -> None:
+        """Kept as text: the objects would take several times as much."""
         if self._prompt_logprobs is not None:
             for logprobs in output.prompt_logprobs:
                 token_id = self._prompt_ids[len(self._prompt_logprobs)]
-                self._prompt_logprobs.append(self._told(token_id, logprobs))
+                self._prompt_logprobs.append(json.dumps(self._told(token_id, logprobs)))
 
     def _told(self, token_id: int, logprobs: TokenLogprobs) -> Told:
         ranks = {token_id: logprobs.rank} | {each: rank for rank, (each, _) in enumerate(logprobs.top, 1)}
@@ -192,7 +194,7 @@ _VALUES: Mapping[str, Callable[[Answer], Value]] = {
     "stop_reason": lambda answer: json.dumps(answer.stop_reason),
     "cumulative_logprob": lambda answer: answer.cumulative_logprob,
     "logprobs": lambda answer: json.dumps(answer.logprobs),
-    "prompt_logprobs": lambda answer: json.dumps(answer.prompt_logprobs),
+    "prompt_logprobs": lambda answer: answer.prompt_logprobs,
     "token_ids": lambda answer: answer.token_ids,
     "num_input_tokens": lambda answer: answer.num_prompt_tokens,
     "num_output_tokens": lambda answer: answer.num_tokens,

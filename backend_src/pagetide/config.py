@@ -52,7 +52,8 @@ class Settings:
     that, a stream's tokens are merged; 0 chooses by device.
     At most `max_waiting` requests wait, with at most `max_waiting_tokens` tokens of prompts (None: no limit).
     A request is refused beyond `max_request_bytes` in all, `max_prompt_bytes` of text, `max_prompt_tokens`,
-    `max_output_tokens` asked for (None: what `max_model_len` leaves), `max_n` samples and `max_logprobs`.
+    `max_output_tokens` asked for (None: what `max_model_len` leaves), `max_n` samples and `max_logprobs`
+    (-1: no limit).
     `target_itl_ms` is what streams should wait between tokens at most; `offline` wants throughput only.
     """
 
@@ -99,7 +100,7 @@ class Settings:
         for name in _AT_LEAST_ONE:
             if getattr(self, name) is not None:
                 _at_least(name, getattr(self, name), 1)
-        _at_least("max_logprobs", self.max_logprobs, 0)
+        _at_least("max_logprobs", self.max_logprobs, -1)
         _at_least("num_threads", self.num_threads, 0)
         _at_least("host_cache_bytes", self.host_cache_bytes, 0)
         _at_least("max_preemptions", self.max_preemptions, 0)

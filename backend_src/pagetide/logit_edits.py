@@ -29,6 +29,10 @@ class TokenMask:
             bits[token // 8] |= 1 << token % 8
         return TokenMask(bytes(bits))
 
+    def is_within(self, token_ids: Iterable[int]) -> bool:
+        mine, others = (int.from_bytes(m.words, "little") for m in (self, TokenMask.of(token_ids)))
+        return mine & ~others == 0
+
 
 @dataclass(slots=True)
 class Allowed:

@@ -15,11 +15,12 @@ def describe(logprobs: torch.Tensor, tokens: torch.Tensor, num_top: Sequence[int
     Args:
         logprobs: [n, V] float32, each row a normalised distribution.
         tokens: [n] int64.
-        num_top: how many of the likeliest tokens to tell in each row; -1: the whole vocabulary.
+        num_top: how many of the likeliest tokens to tell in each row; -1, or more than there are: all.
     """
     own = logprobs.gather(1, tokens[:, None])
     ranks = (logprobs >= own).sum(-1).tolist()
-    counts = [logprobs.shape[-1] if count < 0 else count for count in num_top]
+    vocab_size = logprobs.shape[-1]
+    counts = [vocab_size if count < 0 else min(count, vocab_size) for count in num_top]
     values, ids = (t.tolist() for t in logprobs.topk(max(counts), dim=-1))
     return [
         TokenLogprobs(each, ranks[i], tuple(zip(ids[i][:count], values[i][:count], strict=True)))

@@ -57,6 +57,8 @@ def parse_request(tensors: Tensors, parameters: str, limits: RequestLimits) -> P
     _check_samples_differ(num_samples, params)
     if "cumulative_logprob" in returned and params.logprobs is None:
         params = replace(params, logprobs=0)
+    if "prompt_logprobs" not in returned:
+        params = replace(params, prompt_logprobs=None)
     echo = _echo(prompt, options)
     stream = bool(options["stream"])
     return ParsedRequest(prompt, echo, stream, returned, params, terms, source, num_samples)

@@ -60,9 +60,16 @@ class RequestLimits:
             params = replace(params, max_tokens=min(params.max_tokens, self.max_output_tokens))
         _at_most("max_tokens", params.max_tokens, self.max_output_tokens)
         _at_most("min_tokens", params.min_tokens, self.max_output_tokens)
-        _at_most("logprobs", params.logprobs or 0, self.max_logprobs)
-        _at_most("prompt_logprobs", params.prompt_logprobs or 0, self.max_logprobs)
+        self._check_alternatives("logprobs", params.logprobs)
+        self._check_alternatives("prompt_logprobs", params.prompt_logprobs)
         return params
+
+    def _check_alternatives(self, name: str, count: int | None) -> None:
+        """-1 asks for the whole vocabulary, and as a limit allows it."""
+        asked = self.vocab_size if count == -1 else count or 0
+        if asked > self.max_logprobs >= 0:
+            told = f"-1, all {self.vocab_size} tokens" if count == -1 else f"{count}"
+            raise InvalidArgumentError(f"{name} is {told}; this model serves at most {self.max_logprobs}")
 
     def truncate(self, prompt_ids: array[int], params: SamplingParams) -> array[int]:
         """The last `truncate_prompt_tokens`; -1 keeps what leaves room for `max_tokens`, as vLLM does."""

@@ -46,7 +46,7 @@ class SamplingParams:
     `temperature` 0 is greedy. `top_k` 0 or -1 and `top_p` 1 keep every token. `seed` None draws one
     at random; a seeded result depends only on (seed, position). `logprobs` and `prompt_logprobs` are how
     many alternatives are reported per token, -1 all; None reports nothing. `logit_bias` holds pairs of
-    token and bias; `bad_word_ids` are the spellings of `bad_words` in tokens (`bad_words.spell`).
+    token and bias; `bad_word_ids` are the spellings of `bad_words` in tokens (`parse_tokens.spell`).
     """
 
     max_tokens: int = 16

@@ -19,7 +19,6 @@ import triton_python_backend_utils as pb_utils
 
 from pagetide.answer import Answer, ErrorCode, Failure, Reply
 from pagetide.backlog import UnavailableError
-from pagetide.bad_words import spell
 from pagetide.chat_template import ChatTemplateError
 from pagetide.limits import AdmissionError
 from pagetide.metric_series import CounterHandle, GaugeHandle, Labels
@@ -28,6 +27,7 @@ from pagetide.model_io import INPUTS, OUTPUTS, TEXT, TOKEN_IDS, Spec
 from pagetide.parse import ParsedRequest, parse_request
 from pagetide.parse_limits import RequestLimits
 from pagetide.parse_prompt import Prompt
+from pagetide.parse_tokens import check_choice, spell
 from pagetide.parse_values import InvalidArgumentError
 from pagetide.request import Request
 from pagetide.samples import Joint, nth_sample
@@ -136,6 +136,7 @@ class TritonPythonModel:
         prompt_ids = self._limits.truncate(_encode(parsed.prompt, built.tokenizer), parsed.params)
         params = self._limits.fit(parsed.source, len(prompt_ids), parsed.params)
         params = spell(params, built.tokenizer, built.vocab_size)
+        check_choice(params, built.eos_token_ids)
         sender = self._senders[next(self._turns)]
         streams = self._streams(parsed, prompt_ids, channel)
         built.engine.submit(

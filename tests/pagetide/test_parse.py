@@ -24,7 +24,10 @@ REPEATABLE = settings(derandomize=True, deadline=None, suppress_health_check=[He
 
 
 def sampling(values: dict[str, Any] | str | bytes) -> SamplingParams:
-    return parse(sampling_parameters=text(json.dumps(values) if isinstance(values, dict) else values)).params
+    return parse(
+        return_prompt_logprobs=flag(True),
+        sampling_parameters=text(json.dumps(values) if isinstance(values, dict) else values),
+    ).params
 
 
 def refusal(values: dict[str, Any] | str | bytes) -> str:
@@ -85,7 +88,8 @@ def test_every_parameter_arrives_as_a_string_too() -> None:
 
 def test_every_scalar_parameter_arrives_by_the_requests_parameters() -> None:
     scalars = {name: value for name, value in EVERYTHING.items() if not isinstance(value, (list, dict))}
-    assert parse(scalars | {"stop": "END"}).params == sampling(scalars | {"stop": "END"})
+    parsed = parse(scalars | {"stop": "END"}, return_prompt_logprobs=flag(True))
+    assert parsed.params == sampling(scalars | {"stop": "END"})
 
 
 def test_the_tensor_wins_over_the_requests_parameters() -> None:
@@ -162,9 +166,10 @@ REFUSED = [
     ({"bad_words": [3]}, "bad_words is [3]; it must be a string or a list of strings"),
     ({"bad_words": ["x"] * 65}, "bad_words has 65 strings; at most 64 are served"),
     ({"bad_words": "x" * 1025}, "bad_words has a string of 1025 characters; at most 1024 are served"),
-    ({"logprobs": -1}, "logprobs is -1; it must be a whole number of at least 0"),
+    ({"logprobs": -2}, "logprobs is -2; it must be a whole number of at least -1"),
+    ({"logprobs": -1}, "logprobs is -1, all 500 tokens; this model serves at most 20"),
     ({"prompt_logprobs": 21}, "prompt_logprobs is 21; this model serves at most 20"),
-    ({"prompt_logprobs": True}, "prompt_logprobs is true; it must be a whole number of at least 0"),
+    ({"prompt_logprobs": True}, "prompt_logprobs is true; it must be a whole number of at least -1"),
     ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens is 0; it must be a whole number of at least 1"),
     ({"truncate_prompt_tokens": -2}, "truncate_prompt_tokens is -2; it must be a whole number of at least 1"),
     ({"spaces_between_special_tokens": 1}, "spaces_between_special_tokens is 1; it must be true or false"),
@@ -334,3 +339,16 @@ def test_minus_one_keeps_what_leaves_room_for_the_output() -> None:
     keep = {"truncate_prompt_tokens": -1}
     assert len(LIMITS.truncate(array("i", range(500)), sampling(keep | {"max_tokens": 30}))) == 70
     assert len(LIMITS.truncate(array("i", range(500)), sampling(keep | {"max_tokens": 3000}))) == 1
+
+
+def test_the_whole_vocabulary_is_told_where_the_settings_allow_it() -> None:
+    for allowed in (-1, 500, 501):
+        params = parse({"logprobs": -1}, replace(LIMITS, max_logprobs=allowed)).params
+        assert params.logprobs == -1
+    with pytest.raises(InvalidArgumentError, match="logprobs is -1, all 500 tokens; this model serves at mo"):
+        parse({"logprobs": -1}, replace(LIMITS, max_logprobs=499))
+
+
+def test_a_prompt_is_not_scored_for_a_client_that_would_not_see_it() -> None:
+    assert parse({"prompt_logprobs": 2}).params.prompt_logprobs is None
+    assert parse({"prompt_logprobs": 2}, return_prompt_logprobs=flag(True)).params.prompt_logprobs == 2

@@ -177,8 +177,9 @@ def test_logprobs_are_those_before_anything_was_changed() -> None:
     assert told == TokenLogprobs(pytest.approx(expected[2]), 2, ((1, pytest.approx(expected[1])),))
 
 
-def test_all_logprobs_are_told_when_minus_one_asks_for_them() -> None:
+@pytest.mark.parametrize("asked", [-1, VOCAB, VOCAB + 1])
+def test_all_logprobs_are_told_when_minus_one_or_more_than_there_are_are_asked_for(asked: int) -> None:
     logits = random_logits(1)
-    _, (told,) = sampler.sample(logits.clone(), rows([SamplingParams(logprobs=-1)], [0], [0]))
+    _, (told,) = sampler.sample(logits.clone(), rows([SamplingParams(logprobs=asked)], [0], [0]))
     assert told is not None
     assert sorted(token for token, _ in told.top) == list(range(VOCAB))

@@ -131,7 +131,8 @@ def test_all_at_once_stay_apart(idle: Triton) -> None:
 
 
 def test_what_leaves_no_token_ends_with_the_reason_and_disturbs_nobody(idle: Triton) -> None:
-    nothing = {"allowed_token_ids": [2], "min_tokens": 3}
+    """Only after the first token: what leaves no first one is refused at once."""
+    nothing = {"allowed_token_ids": [7042, 2], "bad_words": ["Paris Paris"], "min_tokens": 3}
     good, bad = idle.together(
         [{"prompt": FRANCE, "sampling": GREEDY}, {"prompt": FRANCE, "sampling": GREEDY | nothing}]
     )
@@ -149,7 +150,11 @@ def test_what_leaves_no_token_ends_with_the_reason_and_disturbs_nobody(idle: Tri
         ({"allowed_token_ids": []}, "allowed_token_ids is []; it must be a list of at least one token id"),
         ({"bad_words": [" "]}, "bad_words[0] is ' '; it must have at least one token"),
         ({"prompt_logprobs": 21}, "prompt_logprobs is 21; this model serves at most 20"),
-        ({"logprobs": -1}, "logprobs is -1; it must be a whole number, 0 to 20"),
+        ({"logprobs": -1}, "logprobs is -1, all 49152 tokens; this model serves at most 20"),
+        (
+            {"allowed_token_ids": [2], "min_tokens": 1},
+            "allowed_token_ids has no token that bad_words and min",
+        ),
         ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens is 0; it must be a whole number of at least"),
     ],
     ids=lambda value: str(value)[:30],

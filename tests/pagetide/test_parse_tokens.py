@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from pagetide import tokenizer
-from pagetide.bad_words import spell
+from pagetide.logit_edits import TokenMask
+from pagetide.parse_tokens import check_choice, spell
 from pagetide.parse_values import InvalidArgumentError
 from pagetide.request import SamplingParams
 
@@ -49,3 +51,33 @@ def test_the_default_models_words_have_both_spellings(smollm2_path: Path) -> Non
     found = spell(SamplingParams(bad_words=(" the",)), text, text.vocab_size).bad_word_ids
     assert [text.decode(each) for each in found] == ["the", " the"]
     assert [len(each) for each in found] == [1, 1]
+
+
+ALLOWED = SamplingParams(allowed_token_ids=TokenMask.of([4, 5, 70]))
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        SamplingParams(bad_word_ids=((1,), (2, 3)), min_tokens=3),
+        ALLOWED,
+        replace(ALLOWED, bad_word_ids=((4,), (5,), (70, 70))),
+        replace(ALLOWED, bad_word_ids=((4,), (5,)), stop_token_ids=(70,)),
+        replace(ALLOWED, min_tokens=1, stop_token_ids=(4,)),
+    ],
+)
+def test_a_request_that_leaves_a_first_token_is_taken(params: SamplingParams) -> None:
+    check_choice(params, frozenset({5}))
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        replace(ALLOWED, bad_word_ids=((4,), (5,), (70,))),
+        replace(ALLOWED, min_tokens=1, stop_token_ids=(4, 70)),
+        replace(ALLOWED, bad_word_ids=((70,),), min_tokens=1, stop_token_ids=(4,)),
+    ],
+)
+def test_a_request_that_leaves_no_first_token_is_refused(params: SamplingParams) -> None:
+    with pytest.raises(InvalidArgumentError, match="allowed_token_ids has no token that bad_words and min"):
+        check_choice(params, frozenset({5}))

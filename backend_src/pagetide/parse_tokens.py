@@ -1,4 +1,4 @@
-"""Words to tokens: how each of `bad_words` may be spelled, as vLLM spells them."""
+"""What parameters mean in tokens: how `bad_words` may be spelled, and whether a token is left to choose."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Encoder(Protocol):
 
 
 def spell(params: SamplingParams, encoder: Encoder, vocab_size: int) -> SamplingParams:
-    """`params` with the spellings of its bad words.
+    """`params` with the spellings of its bad words, which are vLLM's.
 
     Raises InvalidArgumentError for a word without a token, or with one that the model can't generate.
     """
@@ -26,6 +26,17 @@ def spell(params: SamplingParams, encoder: Encoder, vocab_size: int) -> Sampling
     if unknown >= vocab_size:
         raise InvalidArgumentError(f"bad_words have token {unknown}; the model's last is {vocab_size - 1}")
     return replace(params, bad_word_ids=tuple(dict.fromkeys(found)))
+
+
+def check_choice(params: SamplingParams, ends: frozenset[int]) -> None:
+    """Raises InvalidArgumentError if no first token could be chosen; `ends` end a sequence."""
+    banned = {spelling[0] for spelling in params.bad_word_ids if len(spelling) == 1}
+    if params.min_tokens > 0:
+        banned.update(ends, params.stop_token_ids)
+    if params.allowed_token_ids is not None and params.allowed_token_ids.is_within(banned):
+        raise InvalidArgumentError(
+            "allowed_token_ids has no token that bad_words and min_tokens allow; it must have at least one"
+        )
 
 
 def _spellings(index: int, word: str, encoder: Encoder) -> Iterator[Spelling]:
