@@ -11,8 +11,8 @@ from pagetide.request import Sequence
 from pagetide.stats import Reason
 from pagetide.step import ScoredRows, StepPlan
 
-ABOVE_SHARE_PART = 4
-"""Prompts of tenants above their share fill at most this part of a step's budget, one fourth."""
+CROWDING_PART = 4
+"""Prompts of tenants that want more than their share fill at most one fourth of a step's budget."""
 
 
 @dataclass(slots=True, eq=False)
@@ -29,7 +29,7 @@ class Draft:
     sequences: dict[int, Sequence] = field(default_factory=dict)
     published: dict[int, None] = field(default_factory=dict)
     preempted: set[Reason] = field(default_factory=set)
-    above_share: Container[str] = ()
+    crowding: Container[str] = ()
     favours: bool = False
     spare: int = 0
     num_decoding: int = 0
@@ -42,20 +42,26 @@ class Draft:
     def most_new(self, sequence: Sequence) -> int:
         """How many tokens of the sequence the step has room for.
 
-        Prompts of tenants above their share get a part of the budget only, and none in a step with a prompt
-        of another tenant: so a flood of prompts lengthens neither the step that others wait for nor theirs.
+        Prompts of `crowding` tenants get a part of the budget only, and none after a prompt of another
+        tenant: so a flood of prompts lengthens neither the step that others wait for nor theirs. Nobody
+        starves: the tenant that is furthest behind is planned first, and falls behind while it gets nothing.
         """
         if sequence.id in self.sequences:
             return 0
         room = self.budget
-        if not sequence.is_stream and sequence.request.tenant in self.above_share:
+        if not sequence.is_stream and sequence.request.tenant in self.crowding:
             room = min(room, 0 if self.favours else self.spare)
         return min(sequence.num_left, room)
 
+    @property
+    def held_back(self) -> Container[str]:
+        """Tenants whose prompts have no room in this step, whatever the budget still is."""
+        return self.crowding if self.favours or self.spare <= 0 else ()
+
     def slow_down(self, tenants: Container[str]) -> None:
-        """These are above their share."""
-        self.above_share = tenants
-        self.spare = self.budget // ABOVE_SHARE_PART
+        """These want more than their share, and one that does not is here."""
+        self.crowding = tenants
+        self.spare = max(1, self.budget // CROWDING_PART)
 
     def hits(self, sequence: Sequence) -> Hits:
         return self.tables.hits(sequence, unwritten=self.published)
@@ -71,10 +77,10 @@ class Draft:
         start, end = sequence.num_computed, sequence.num_computed + num_new
         self.tables.grow(sequence, end)
         self.num_decoding += sequence.is_stream
-        if self.above_share and not sequence.is_stream:
-            above = sequence.request.tenant in self.above_share
-            self.favours |= not above
-            self.spare -= num_new * above
+        if self.crowding and not sequence.is_stream:
+            crowds = sequence.request.tenant in self.crowding
+            self.favours |= not crowds
+            self.spare -= num_new * crowds
         if end == sequence.num_tokens:
             self._sample(sequence)
         if sequence.scores_prompt:

@@ -24,7 +24,7 @@ class Policy:
         self.estimate = estimate
 
     def by_urgency(self, running: Iterable[Sequence]) -> tuple[list[Sequence], list[Sequence]]:
-        """Streams that wait for one token, and prompts; in each in each, tenants that are behind come first.
+        """Streams that wait for one token, and prompts; in each, tenants that are behind come first.
 
         Streams go first, so long prompts never stall them.
         """
@@ -92,6 +92,20 @@ class Policy:
         for sequence in running:
             blocks[sequence.request.tenant] += len(sequence.block_table)
         return {each.name for each in self._tenants.active if self._is_above(each, blocks[each.name])}
+
+    def crowding(self, running: Iterable[Sequence]) -> set[str]:
+        """Tenants that want more than their share while one that does not is here, or was lately.
+
+        Their prompts would lengthen the steps for which the others wait.
+        """
+        if self._limits.offline or len(self._tenants.around) < 2:
+            return set()
+        wanting = {each.name for each in self._tenants.active if self._wants_more(each)}
+        wanting |= self.above_share(running)
+        return wanting if any(each.name not in wanting for each in self._tenants.around) else set()
+
+    def _wants_more(self, account: Account) -> bool:
+        return account.num_wanted > self._slots(self._tenants.share(account))
 
     def _is_above(self, account: Account, num_blocks: int) -> bool:
         share = self._tenants.share(account)

@@ -137,11 +137,11 @@ class Scheduler:
     def plan(self) -> StepPlan | None:
         """The next step, running sequences first; None if there is nothing to compute."""
         self.tier.settle()
-        self.tenants.look()
+        self.tenants.look(self._clock())
         streams, prompts = self._policy.by_urgency(self.running)
         draft = self._draft = Draft(self._tables, self._budget.tokens(len(streams)))
+        draft.slow_down(self._policy.crowding(self.running))
         self._make_way(draft.budget - len(streams))
-        draft.slow_down(self._policy.above_share(self.running))
         for sequence in streams:
             self._advance(sequence)
         self._admit(ahead_of=prompts)
@@ -225,7 +225,7 @@ class Scheduler:
                 return
             self._preempt(victim, Reason.SHARE)
         if self._draft.preempted:
-            self._start(sequence, budget)
+            self._start(sequence, min(budget, self._draft.most_new(sequence)))
 
     def _preempt(self, victim: Sequence, reason: Reason) -> None:
         self._roster.preempt(victim)
@@ -239,7 +239,7 @@ class Scheduler:
         """
         limit = min(map(self.tenants.clock, ahead_of), default=math.inf)
         while self._draft.admits and self.num_running < self.limits.max_running:
-            sequence = self.tenants.first(self._clock())
+            sequence = self.tenants.first(self._clock(), self._draft.held_back)
             if sequence is None or self.tenants.clock(sequence) >= limit:
                 return
             if not self._start(sequence, self._draft.most_new(sequence)):

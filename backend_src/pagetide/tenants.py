@@ -9,7 +9,7 @@ others: an idle machine is not credit.
 from __future__ import annotations
 
 import bisect
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import dataclass, field
 
 from pagetide.request import Sequence
@@ -19,24 +19,36 @@ MAX_IDLE_ACCOUNTS = 256
 _BURST_S = 1.0
 """A tenant with a limit on tokens per second may save up this much of it."""
 
+AROUND_S = 10.0
+"""A tenant whose last request ended no longer ago than this is expected back."""
+
 _Entry = tuple[int, float, int, Sequence]
 
 
 @dataclass(slots=True, eq=False)
 class Account:
-    """One tenant. `clock` is in weighted tokens; `allowance` in tokens, negative when overdrawn."""
+    """One tenant. `clock` is in weighted tokens; `allowance` in tokens, negative when overdrawn.
+
+    It was active when it was last looked at, at `seen_s`.
+    """
 
     name: str
     policy: TenantPolicy
     clock: float
     allowance: float
     refilled_s: float
+    seen_s: float
     num_running: int = 0
     waiting: list[_Entry] = field(default_factory=list)
 
     @property
     def is_active(self) -> bool:
         return bool(self.num_running or self.waiting)
+
+    @property
+    def num_wanted(self) -> int:
+        """How many of its requests would run if nothing stopped them."""
+        return self.num_running + len(self.waiting)
 
     def charge(self, num_tokens: int) -> None:
         self.clock += num_tokens / self.policy.weight
@@ -72,14 +84,18 @@ class Tenants:
         self._accounts: dict[str, Account] = {}
         self.num_waiting = self.num_waiting_tokens = 0
         self.active: list[Account] = []
+        self.around: list[Account] = []
 
     @property
     def accounts(self) -> Iterable[Account]:
         return self._accounts.values()
 
-    def look(self) -> None:
-        """See who is active: `active` and the shares stay as they are until the next look."""
+    def look(self, now_s: float) -> None:
+        """See who is active, or was lately: both, and the shares, stay as they are until the next look."""
         self.active = [account for account in self._accounts.values() if account.is_active]
+        for account in self.active:
+            account.seen_s = now_s
+        self.around = [each for each in self._accounts.values() if now_s - each.seen_s <= AROUND_S]
 
     def account(self, sequence: Sequence) -> Account:
         return self._accounts[sequence.request.tenant]
@@ -121,12 +137,12 @@ class Tenants:
         """It runs no longer."""
         self.account(sequence).num_running -= 1
 
-    def first(self, now_s: float) -> Sequence | None:
-        """Whose turn it is, among the tenants that are within their limits."""
+    def first(self, now_s: float, passed_over: Container[str] = ()) -> Sequence | None:
+        """Whose turn it is, among the other tenants that are within their limits."""
         heads = [
             (account.waiting[0][0] > 0, account.clock, account.waiting[0][2], account.waiting[0][3])
             for account in self._accounts.values()
-            if account.waiting and account.may_start(now_s)
+            if account.waiting and account.name not in passed_over and account.may_start(now_s)
         ]
         return min(heads)[3] if heads else None
 
@@ -152,7 +168,7 @@ class Tenants:
         if account is None:
             self._forget_idle(now_s)
             policy = self.policies[name]
-            account = Account(name, policy, level, (policy.tokens_per_s or 0.0) * _BURST_S, now_s)
+            account = Account(name, policy, level, (policy.tokens_per_s or 0.0) * _BURST_S, now_s, now_s)
             self._accounts[name] = account
         elif not account.is_active:
             account.clock = max(account.clock, level)

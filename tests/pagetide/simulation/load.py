@@ -1,7 +1,4 @@
-"""Load on the real scheduler and engine loop in simulated time: what clients would see, without a model.
-
-A step takes `STEP_S + TOKEN_S * tokens + CONTEXT_S * (tokens * context)`: SmolLM2 on two cores, about.
-"""
+"""Load on the real scheduler and engine loop in simulated time: what clients would see, without a model."""
 
 from __future__ import annotations
 
@@ -21,11 +18,23 @@ from pagetide.stats import StepStats
 from pagetide.step import StepPlan, StepResult
 from pagetide.tenant_policy import TenantPolicies
 
-STEP_S = 0.015
-TOKEN_S = 0.0002
-CONTEXT_S = 5e-9
-
 _IDS = itertools.count()
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """A step takes `step_s + token_s * tokens + context_s * (tokens * context)`."""
+
+    step_s: float
+    token_s: float
+    context_s: float
+
+
+TWO_CORES = Machine(0.010, 0.001, 3.6e-7)
+"""About what SmolLM2-135M takes on two cores with AVX-512-bf16."""
+
+FASTER = Machine(0.015, 0.0002, 5e-9)
+"""Its steps take long beside their tokens: what comes between two steps weighs more."""
 
 
 @dataclass(slots=True)
@@ -66,11 +75,13 @@ class TimedRunner:
     """Computes nothing, in the time that a model would take."""
 
     clock: Clock
+    machine: Machine
 
     def run(self, plan: StepPlan) -> StepResult:
         pairs = zip(plan.num_new, plan.num_computed, strict=True)
         attended = sum(count * (start + count / 2) for count, start in pairs)
-        self.clock.now_s += STEP_S + TOKEN_S * plan.num_tokens + CONTEXT_S * attended
+        machine = self.machine
+        self.clock.now_s += machine.step_s + machine.token_s * plan.num_tokens + machine.context_s * attended
         return StepResult([1] * len(plan.sampled.rows), [None] * len(plan.sampled.rows))
 
 
@@ -84,12 +95,17 @@ def serve(
     num_blocks: int,
     policies: TenantPolicies | None = None,
     on_step: OnStep = lambda now_s, stats, scheduler: None,
+    machine: Machine = FASTER,
 ) -> Scheduler:
     """Run until all clients have everything."""
     clock = Clock()
     scheduler = Scheduler(BlockPool(num_blocks), limits, lambda scope: chain_root(scope), clock, policies)
     engine = Engine(
-        scheduler, TimedRunner(clock), len(clients), lambda stats: on_step(clock(), stats, scheduler), clock
+        scheduler,
+        TimedRunner(clock, machine),
+        len(clients),
+        lambda stats: on_step(clock(), stats, scheduler),
+        clock,
     )
     coming = sorted(clients, key=lambda client: client.arrival_s, reverse=True)
     while coming or not scheduler.is_idle:

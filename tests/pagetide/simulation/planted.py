@@ -147,6 +147,16 @@ def prompts_go_before_streams() -> AbstractContextManager[Any]:
     return patch.object(Policy, "by_urgency", lambda self, running: by_urgency(self, running)[::-1])
 
 
+def those_who_crowd_get_nothing_at_all() -> AbstractContextManager[Any]:
+    slow_down = Draft.slow_down
+
+    def wrong(self: Draft, tenants: Any) -> None:
+        slow_down(self, tenants)
+        self.spare = 0
+
+    return patch.object(Draft, "slow_down", wrong)
+
+
 def tenants_are_never_charged() -> AbstractContextManager[Any]:
     return patch.object(Account, "charge", lambda self, num_tokens: None)
 
@@ -222,6 +232,7 @@ PLANTS: tuple[Plant, ...] = (
     timeouts_end_only_those_who_run,
     an_abort_is_only_seen_by_those_who_wait,
     prompts_go_before_streams,
+    those_who_crowd_get_nothing_at_all,
     tenants_are_never_charged,
     a_tenant_may_run_one_more_than_its_limit,
     priorities_never_age,
