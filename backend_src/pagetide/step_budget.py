@@ -13,7 +13,7 @@ _NEW_SHARE = 0.25
 """Weight of the newest measurement in the moving averages."""
 
 MIN_CHUNK = BLOCK_SIZE
-"""Prompts always get on by this much, even when the target is missed."""
+"""Prompts get on by this much even when the target is missed, or by what doubles the step if that is less."""
 
 
 class StepBudget:
@@ -34,8 +34,9 @@ class StepBudget:
         """The budget of a step in which `num_decoding` streams wait for their next token."""
         if self._target_s is None or num_decoding == 0 or self._token_s is None:
             return self._max
+        least = min(MIN_CHUNK, int(self._decode_s / self._token_s))
         chunk = int((self._target_s - self._decode_s) / self._token_s)
-        return min(self._max, num_decoding + max(MIN_CHUNK, chunk))
+        return min(self._max, num_decoding + max(1, least, chunk))
 
     def observe(self, num_tokens: int, num_decoding: int, step_s: float) -> None:
         """What the last step took; `num_tokens` in all, `num_decoding` of them for running streams."""
