@@ -19,7 +19,7 @@ from pagetide.config import BLOCK_SIZE, Settings, SettingsError
 from pagetide.engine import Engine
 from pagetide.host_memory import HostMemory, check_fits_in_memory
 from pagetide.kv_pool import HostTier, NoTier, Tier
-from pagetide.layers import Linear
+from pagetide.layers import FixedLinear, Linear
 from pagetide.limits import Limits
 from pagetide.model import Decoder
 from pagetide.probe import check_target
@@ -112,7 +112,7 @@ def device_of(settings: Settings) -> torch.device:
 
 def _model(settings: Settings, path: Path) -> Decoder:
     device = device_of(settings)
-    runs_cuda = device.type == "cuda" or settings.device == "sim"
+    runs_cuda = _runs_cuda(settings, device)
     dtype, kv_dtype = _DTYPES[settings.dtype], _KV_DTYPES[settings.kv_cache_dtype]
     if kv_dtype is not None and not runs_cuda:
         raise SettingsError(
@@ -122,11 +122,16 @@ def _model(settings: Settings, path: Path) -> Decoder:
         raise SettingsError("dtype is 'float32'; the CUDA kernels compute in 'bfloat16'")
     if not runs_cuda:
         return weights.load(path, dtype=dtype, device=device)
-    model = weights.load(path, dtype=torch.bfloat16, kv_dtype=kv_dtype, device=device, make_linear=Linear)
+    linear = FixedLinear if settings.deterministic else Linear
+    model = weights.load(path, dtype=torch.bfloat16, kv_dtype=kv_dtype, device=device, make_linear=linear)
     family = model.config
     if problem := ops.head_problem(family.head_dim, family.num_heads // family.num_kv_heads):
         raise SettingsError(f"device is {settings.device!r}, but {path} has {problem}")
     return model
+
+
+def _runs_cuda(settings: Settings, device: torch.device) -> bool:
+    return device.type == "cuda" or settings.device == "sim"
 
 
 def _scheduler(settings: Settings, model: Decoder, runner: Runner) -> Scheduler:
@@ -172,7 +177,14 @@ def _limits(settings: Settings, model: Decoder) -> Limits:
 
 def _runner(settings: Settings, model: Decoder) -> Runner:
     kernels = ops.simulated_cuda if settings.device == "sim" else nullcontext
-    return Runner(model, _num_blocks(settings, model), kernels)
+    return Runner(model, _num_blocks(settings, model), kernels, _most_queries(settings, model))
+
+
+def _most_queries(settings: Settings, model: Decoder) -> int:
+    """The CPU's kernels give a query the same bits in any chunk; those of a GPU need it short for that."""
+    if not settings.deterministic or not _runs_cuda(settings, model.device):
+        return 0
+    return ops.most_queries_alike(model.config.num_heads // model.config.num_kv_heads)
 
 
 def _num_blocks(settings: Settings, model: Decoder) -> int:

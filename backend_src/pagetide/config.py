@@ -55,6 +55,7 @@ class Settings:
     `max_output_tokens` asked for (None: what `max_model_len` leaves), `max_n` samples and `max_logprobs`
     (-1: no limit).
     `target_itl_ms` is what streams should wait between tokens at most; `offline` wants throughput only.
+    `deterministic` keeps to linears that give a row the same bits in any batch, where others are faster.
     """
 
     model: str = "."
@@ -80,6 +81,7 @@ class Settings:
     max_preemptions: int = 3
     target_itl_ms: float | None = None
     offline: bool = False
+    deterministic: bool = False
     num_threads: int = 0
     num_senders: int = 2
     max_responses_per_s: int = 0

@@ -53,6 +53,28 @@ class Linear:
         return F.linear(x, self.weight, self.bias)
 
 
+FIXED_ROWS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class FixedLinear:
+    """A Linear whose products all have FIXED_ROWS rows: the last one's are filled up with zeros.
+
+    Libraries choose a kernel, and with it the order of a row's sums, by the number of rows. With one number
+    a row's result does not depend on what is computed beside it.
+    """
+
+    weight: torch.Tensor
+    bias: torch.Tensor | None = None
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.cat([self._product(rows) for rows in torch.split(x, FIXED_ROWS)])
+
+    def _product(self, rows: torch.Tensor) -> torch.Tensor:
+        filled = F.pad(rows, (0, 0, 0, FIXED_ROWS - len(rows)))
+        return F.linear(filled, self.weight, self.bias)[: len(rows)]
+
+
 class PackedLinear:
     """A Linear whose weight lies as the CPU kernels stream it, owned by no other tensor.
 

@@ -6,6 +6,7 @@ import itertools
 from array import array
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -39,7 +40,8 @@ class Runner:
 
     `kv_caches`, one a layer, of the model's `kv_dtype`: [num_blocks, 2 (K, V), num_kv_heads, BLOCK_SIZE,
     head_dim].
-    Each step runs within `kernels()`, which may put other kernels in place of the device's own.
+    Each step runs within `kernels()`, which may put other kernels in place of the device's own. Attention is
+    given at most `most_queries` of a sequence at once, 0 being all: another kernel takes the larger ones.
     """
 
     def __init__(
@@ -47,9 +49,11 @@ class Runner:
         model: Decoder,
         num_blocks: int,
         kernels: Callable[[], AbstractContextManager[None]] = nullcontext,
+        most_queries: int = 0,
     ) -> None:
         self._model = model
         self._kernels = kernels
+        self._most_queries = most_queries
         config = model.config
         shape = (num_blocks, 2, config.num_kv_heads, BLOCK_SIZE, config.head_dim)
         self.kv_caches = [
@@ -59,13 +63,14 @@ class Runner:
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> StepResult:
         batch = _Batch(plan)
+        geometry = batch.cut(self._most_queries) if self._most_queries else batch.geometry
         with self._kernels():
             self._copy_blocks(plan.copies)
             states = self._model.states(
                 self._to_device(np.frombuffer(plan.token_ids, np.int32)),
                 self._to_device(batch.positions),
                 self.kv_caches,
-                self._attention(batch),
+                self._attention(geometry, batch.slots),
             )
             scores = [] if plan.scored is None else self._score(states, plan.scored)
             if not plan.sampled.params:
@@ -97,13 +102,13 @@ class Runner:
             for cache in self.kv_caches:
                 ops.move_blocks(cache, cache, targets, sources)
 
-    def _attention(self, batch: _Batch) -> AttentionBatch:
+    def _attention(self, geometry: _Geometry, slots: Ints) -> AttentionBatch:
         return AttentionBatch(
-            block_table=self._to_device(batch.block_table, torch.int32),
-            query_starts=self._to_device(batch.query_starts, torch.int32),
-            kv_lens=self._to_device(batch.kv_lens, torch.int32),
-            slots=self._to_device(batch.slots),
-            max_query_len=batch.max_query_len,
+            block_table=self._to_device(geometry.block_table, torch.int32),
+            query_starts=self._to_device(geometry.query_starts, torch.int32),
+            kv_lens=self._to_device(geometry.kv_lens, torch.int32),
+            slots=self._to_device(slots),
+            max_query_len=geometry.max_query_len,
         )
 
     def _to_device(
@@ -112,20 +117,46 @@ class Runner:
         return torch.from_numpy(values).to(self._model.device, dtype)
 
 
+@dataclass(frozen=True, slots=True)
+class _Geometry:
+    """The rows of a step as attention sees them; fields as in AttentionBatch."""
+
+    block_table: npt.NDArray[np.int32]
+    query_starts: Ints
+    kv_lens: Ints
+
+    @property
+    def max_query_len(self) -> int:
+        return int(np.diff(self.query_starts).max())
+
+
 class _Batch:
     """The integer geometry of one step, B rows and T tokens; no Python loop runs over tokens."""
 
     def __init__(self, plan: StepPlan) -> None:
         num_new, num_computed = _ints(plan.num_new), _ints(plan.num_computed)
-        self.query_starts: Ints = np.concatenate(([0], np.cumsum(num_new)))
-        self.kv_lens: Ints = num_computed + num_new
-        self.max_query_len = int(num_new.max())
-        self.block_table = _pad(plan.block_tables)
+        starts = np.concatenate(([0], np.cumsum(num_new)))
+        self.geometry = _Geometry(_pad(plan.block_tables), starts, num_computed + num_new)
         row = np.repeat(np.arange(len(num_new)), num_new)
-        self.positions: Ints = np.arange(plan.num_tokens) + (num_computed - self.query_starts[:-1])[row]
-        block = self.block_table[row, self.positions // BLOCK_SIZE].astype(np.int64)
+        self.positions: Ints = np.arange(plan.num_tokens) + (num_computed - starts[:-1])[row]
+        block = self.geometry.block_table[row, self.positions // BLOCK_SIZE].astype(np.int64)
         self.slots: Ints = block * BLOCK_SIZE + self.positions % BLOCK_SIZE
-        self.sampled_tokens: Ints = self.query_starts[_ints(plan.sampled.rows) + 1] - 1
+        self.sampled_tokens: Ints = starts[_ints(plan.sampled.rows) + 1] - 1
+
+    def cut(self, most_queries: int) -> _Geometry:
+        """Longer rows become several with the same blocks: all KV is written before any is read."""
+        whole = self.geometry
+        counts = -(-np.diff(whole.query_starts) // most_queries)
+        row = np.repeat(np.arange(len(counts)), counts)
+        part = np.arange(len(row)) - (np.cumsum(counts) - counts)[row]
+        starts = whole.query_starts[row] + part * most_queries
+        row_ends = whole.query_starts[row + 1]
+        ends = np.minimum(starts + most_queries, row_ends)
+        return _Geometry(
+            whole.block_table[row],
+            np.concatenate((starts, row_ends[-1:])),
+            whole.kv_lens[row] - (row_ends - ends),
+        )
 
 
 def _ints(values: array[int]) -> Ints:

@@ -8,6 +8,7 @@ costs a synchronisation, so only with PAGETIDE_DEBUG=1.
 """
 
 from pagetide_kernels.attention_ops import empty, move_blocks, paged_attention, split_qkv, write_kv
+from pagetide_kernels.attention_plan import max_decode_queries as most_queries_alike
 from pagetide_kernels.backend import simulated_cuda
 from pagetide_kernels.device_signatures import head_problem
 from pagetide_kernels.linear_ops import PackedLinear, linear, pack_linear
@@ -25,6 +26,7 @@ __all__ = [
     "head_problem",
     "likeliest",
     "linear",
+    "most_queries_alike",
     "move_blocks",
     "pack_linear",
     "paged_attention",

@@ -11,7 +11,7 @@ from model_world import PagedRun, logits_of, random_tokens, relative_error
 from tiny_checkpoints import VOCAB_SIZE, make_checkpoint
 
 from pagetide import weights
-from pagetide.layers import Linear, PackedLinear, linear_for
+from pagetide.layers import FIXED_ROWS, FixedLinear, Linear, PackedLinear, linear_for
 from pagetide.model import Decoder
 
 CPU = torch.device("cpu")
@@ -168,6 +168,24 @@ def test_packed_linears_give_the_plain_ones_results(dtype: torch.dtype, biases: 
     bias = bias if biases else None
     torch.testing.assert_close(PackedLinear(weight, bias)(x), Linear(weight, bias)(x))
     assert PackedLinear(weight, bias)(x[:0]).shape == (0, 40)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_fixed_linears_give_the_plain_ones_results_and_a_row_the_same_bits_in_any_batch(
+    dtype: torch.dtype,
+) -> None:
+    generator = torch.Generator().manual_seed(0)
+    weight, bias, x = (
+        torch.randn(*shape, generator=generator, dtype=dtype)
+        for shape in ((96, 1536), (96,), (2 * FIXED_ROWS + 3, 1536))
+    )
+    fixed = FixedLinear(weight, bias)
+    whole = fixed(x)
+    torch.testing.assert_close(whole, Linear(weight, bias)(x))
+    for count in (1, 2, 7, 8, 31, FIXED_ROWS, FIXED_ROWS + 1):
+        for start in range(0, len(x) - count + 1, 5):
+            assert torch.equal(fixed(x[start : start + count]), whole[start : start + count])
+    assert fixed(x[:0]).shape == (0, 96)
 
 
 @pytest.mark.skipif(linear_for(CPU, torch.bfloat16) is Linear, reason="this CPU has no bfloat16 dot product")

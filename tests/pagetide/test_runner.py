@@ -5,8 +5,10 @@ from __future__ import annotations
 import random
 import time
 from array import array
+from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
+from typing import Any
 
 import pytest
 from tiny_checkpoints import make_checkpoint
@@ -132,6 +134,47 @@ def test_what_the_kernels_of_a_device_lack_is_refused_at_load(
         build(Settings.from_mapping(values), tiny_llama, lambda stats: None)
 
 
+def logprobs_of(built: Built, prompts: list[list[int]]) -> list[list[float]]:
+    """What a few greedy tokens behind each prompt had, all asked at once, driven in this thread."""
+    told: list[list[float]] = [[] for _ in prompts]
+    params = SamplingParams(max_tokens=4, temperature=0.0, ignore_eos=True, logprobs=0)
+
+    def take(index: int, output: Output) -> None:
+        assert output.error is None
+        told[index] += [each.logprob for each in output.logprobs]
+
+    for i, prompt in enumerate(prompts):
+        built.engine.submit(Request(i, array("i", prompt), params, partial(take, i), 0.0))
+    while any(len(each) < 4 for each in told):
+        built.engine.turn(wait=False)
+    return told
+
+
+@pytest.mark.parametrize("most_queries", [1, 3, 16, 100])
+def test_rows_cut_for_attention_give_the_same_bits(
+    tiny_llama: Path, most_queries: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompts = random_prompts(5)
+    whole = logprobs_of(build(settings(tiny_llama), tiny_llama, lambda stats: None), prompts)
+    monkeypatch.setattr("pagetide.build._most_queries", lambda *args: most_queries)
+    cut = logprobs_of(build(settings(tiny_llama), tiny_llama, lambda stats: None), prompts)
+    assert cut == whole
+
+
+def test_deterministic_cuda_kernels_give_the_same_bits_in_any_chunks(tmp_path: Path) -> None:
+    """Simulated; without the setting a long chunk goes to another kernel, which rounds otherwise."""
+    checkpoint = make_checkpoint(
+        tmp_path / "llama", hidden_size=128, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1
+    )
+    told = []
+    for max_step_tokens in (5, 40, 512):
+        values = {"model": str(checkpoint), "device": "sim", "dtype": "bfloat16", "kv_cache_bytes": 2**20}
+        values |= {"deterministic": True, "prefix_cache": False, "max_step_tokens": max_step_tokens}
+        built = build(Settings.from_mapping(values), checkpoint, lambda stats: None)
+        told.append(logprobs_of(built, [list(range(70)), [5, 6, 7]]))
+    assert told[0] == told[1] == told[2]
+
+
 def test_a_kv_cache_larger_than_memory_is_refused(tiny_llama: Path) -> None:
     with pytest.raises(
         SettingsError, match=rf"kv_cache_bytes \({2**60}\) is {2**60} bytes; this machine has"
@@ -151,7 +194,7 @@ def test_the_longest_request_is_bounded_by_the_pool_and_by_the_setting(tiny_llam
     assert set_to.engine.max_model_len == 100
 
 
-def settings(checkpoint: Path, num_blocks: int = 256, **values: int) -> Settings:
+def settings(checkpoint: Path, num_blocks: int = 256, **values: Any) -> Settings:
     kv_cache_bytes = num_blocks * KV_BLOCK_BYTES
     return Settings.from_mapping({"model": str(checkpoint), "kv_cache_bytes": kv_cache_bytes} | values)
 
@@ -172,3 +215,27 @@ def test_a_package_reference_finds_the_file_or_says_what_is_missing(smollm2_path
 def test_relative_models_are_beside_the_version(tmp_path: Path) -> None:
     assert resolve("weights", tmp_path) == tmp_path / "weights"
     assert resolve("/elsewhere", tmp_path) == Path("/elsewhere")
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "a weight below 0": (
+        {"tenants": {"acme": {"weight": -1}}},
+        "weight of tenant 'acme' is -1; it must be a finite number above 0",
+    ),
+    "a target below a step": (
+        {"target_itl_ms": 1e-4},
+        r"target_itl_ms is 0\.0001, but a step of one token takes \d+\.\d ms here; set it to at least \d",
+    ),
+    "a pool below one request": (
+        {"max_model_len": 65},
+        r"kv_cache_bytes is \d+, which holds 64 tokens; one request of max_model_len \(65\) needs more",
+    ),
+}
+
+
+@pytest.mark.parametrize(("values", "message"), REFUSED.values(), ids=REFUSED)
+def test_scheduling_settings_that_can_not_work_are_refused_at_load_with_the_numbers(
+    tiny_llama: Path, values: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(SettingsError, match=message):
+        build(settings(tiny_llama, num_blocks=4, **values), tiny_llama, lambda stats: None)
