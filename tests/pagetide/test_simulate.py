@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Iterator
 
 import pytest
+from simulation.scenario import make_scenario
 from simulation.simulation import Simulation
+
+from pagetide.request import FinishReason
 
 
 @pytest.fixture(autouse=True)
@@ -21,6 +25,44 @@ def _quiet() -> Iterator[None]:
 def test_every_promise_holds_in_a_hundred_worlds(start: int) -> None:
     for seed in range(start, start + 100):
         Simulation(seed).run()
+
+
+HAPPENS = {
+    "steps",
+    "prefix hit tokens",
+    "hits on blocks of the same step",
+    "copies",
+    "preemptions for blocks",
+    "preemptions for share",
+    "host saves",
+    "host loads",
+    "damaged loads",
+    *(reason.value for reason in FinishReason),
+}
+
+
+def test_all_that_can_go_wrong_does_go_wrong() -> None:
+    """A world in which nothing happens proves nothing."""
+    coverage: Counter[str] = Counter()
+    for seed in range(150):
+        simulation = Simulation(seed)
+        simulation.run()
+        coverage += simulation.coverage
+    assert not HAPPENS - coverage.keys()
+
+
+def test_worlds_hold_what_clients_and_bad_luck_bring() -> None:
+    worlds = [make_scenario(seed) for seed in range(150)]
+    arrivals = [arrival for world in worlds for arrival in world.arrivals]
+    assert {world.num_blocks for world in worlds} >= {1, 2, 3, 24}
+    assert any(world.failing_steps for world in worlds)
+    assert len({arrival.tenant for arrival in arrivals}) == 3
+    assert len({arrival.priority for arrival in arrivals}) == 3
+    assert any(arrival.timeout_s is not None for arrival in arrivals)
+    assert any(arrival.abort_after_s is not None for arrival in arrivals)
+    assert any(arrival.params.seed == 2 for arrival in arrivals), "the third of n samples"
+    assert min(len(arrival.prompt) for arrival in arrivals) == 1
+    assert max(len(arrival.prompt) for arrival in arrivals) > 100
 
 
 def test_a_seed_replays_to_the_same_steps() -> None:

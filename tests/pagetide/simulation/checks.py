@@ -32,10 +32,13 @@ class Ledger:
     """Every request that was submitted. Raises AssertionError as soon as an answer is wrong."""
 
     accounts: dict[int, Account] = field(default_factory=dict)
+    open: dict[int, Account] = field(default_factory=dict)
     num_steps: int = 0
+    work: int = 0
 
     def expect(self, request: Request, output: list[int]) -> None:
-        self.accounts[request.id] = Account(request, output)
+        self.accounts[request.id] = self.open[request.id] = Account(request, output)
+        self.work += len(request.prompt_ids) + request.params.max_tokens
 
     def abort(self, request_id: int) -> None:
         self.accounts[request_id].aborted = True
@@ -48,16 +51,14 @@ class Ledger:
         assert account.got == expected, f"request {request_id} got {account.got}, not {expected}"
         account.ending = output.finish_reason
         if output.finish_reason is not None:
+            del self.open[request_id]
             self._check_ending(account, output, now_s)
 
     def check_ended(self, turn_started_s: float) -> None:
         """An abort or a timeout that was there when the turn began took effect in it."""
-        for request_id, account in self.accounts.items():
-            if account.ending is None:
-                assert not account.aborted, f"request {request_id} was aborted and goes on"
-                assert deadline(account.request) > turn_started_s, (
-                    f"request {request_id} outlived its timeout"
-                )
+        for request_id, account in self.open.items():
+            assert not account.aborted, f"request {request_id} was aborted and goes on"
+            assert deadline(account.request) > turn_started_s, f"request {request_id} outlived its timeout"
 
     def check_preemptions(self, scheduler: Scheduler) -> None:
         """Bounded for each, and nobody is left with what was taken."""
@@ -70,14 +71,12 @@ class Ledger:
                 assert not sequence.block_table, f"sequence {sequence.id} waits and holds blocks"
 
     def check_all_answered(self) -> None:
-        unanswered = [i for i, account in self.accounts.items() if account.ending is None]
-        assert not unanswered, f"requests {unanswered} never ended"
+        assert not self.open, f"requests {list(self.open)} never ended"
 
     def count_step(self) -> None:
         self.num_steps += 1
-        work = sum(len(a.request.prompt_ids) + a.request.params.max_tokens for a in self.accounts.values())
-        assert self.num_steps < MOST_STEPS_PER_TOKEN * work, (
-            f"{self.num_steps} steps for {work} tokens of work"
+        assert self.num_steps < MOST_STEPS_PER_TOKEN * self.work, (
+            f"{self.num_steps} steps for {self.work} tokens of work"
         )
 
     @staticmethod
@@ -107,7 +106,8 @@ def check_blocks(scheduler: Scheduler) -> None:
     scheduler.check()
     pool, scope = scheduler.pool, scheduler.tenants.policies.prefix_scope
     tables = [(sequence, list(sequence.block_table)) for sequence in scheduler.sequences]
-    refs = Counter(block for _, table in tables for block in table)
+    users = Counter(block for _, table in tables for block in table)
+    refs = users.copy()
     refs.update(scheduler.tier.pinned)
     for block in range(pool.num_blocks):
         assert pool.refs(block) == refs[block], f"block {block}: {pool.refs(block)} refs, {refs[block]} users"
@@ -116,7 +116,7 @@ def check_blocks(scheduler: Scheduler) -> None:
         assert len(set(table)) == len(table), f"sequence {sequence.id} has a block twice: {table}"
         assert sequence.num_computed <= len(table) * BLOCK_SIZE, f"sequence {sequence.id} lost its blocks"
         for index, block in enumerate(table):
-            if sum(block in other for _, other in tables) > 1:
+            if users[block] > 1:
                 content = scope(sequence.request.tenant) + _content(sequence, index)
                 assert contents.setdefault(block, content) == content, f"block {block} has two contents"
 
@@ -140,3 +140,14 @@ def check_plan(plan: StepPlan, decoding: list[Sequence], scenario: Scenario) -> 
         stalled = [s for s in decoding if s.status is Status.RUNNING and s.id not in plan.sequence_ids]
         refused = [s.id for s in stalled if s.num_computed < len(s.block_table) * BLOCK_SIZE]
         assert not refused, f"running streams {refused} got no token and lack no block"
+
+
+def hits_in_flight(plan: StepPlan) -> int:
+    """Blocks that a row reads and an earlier row of the same step writes."""
+    written: set[int] = set()
+    count = 0
+    for table, start, num_new in zip(plan.block_tables, plan.num_computed, plan.num_new, strict=True):
+        first = start // BLOCK_SIZE
+        count += len(written.intersection(table[:first]))
+        written.update(table[first : -(-(start + num_new) // BLOCK_SIZE)])
+    return count

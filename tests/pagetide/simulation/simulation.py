@@ -10,7 +10,7 @@ import random
 from collections import Counter
 from dataclasses import dataclass, field
 
-from simulation.checks import Ledger, check_blocks, check_plan
+from simulation.checks import Ledger, check_blocks, check_plan, hits_in_flight
 from simulation.pure_model import EOS, PureRunner, pure_output
 from simulation.scenario import Arrival, Scenario, make_scenario
 from simulation.show import block_map, plan_line
@@ -182,6 +182,7 @@ class Simulation:
         self.turns.check_shares(self.scheduler)
         self.ledger.count_step()
         self.coverage["copies"] += len(plan.copies)
+        self.coverage["hits on blocks of the same step"] += hits_in_flight(plan)
         if self.trace:
             self.lines.append(plan_line(self.runner.num_steps, self.clock.now_s, plan))
 
