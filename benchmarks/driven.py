@@ -1,0 +1,55 @@
+"""An engine driven turn by turn in the measuring thread, and clients that note when their tokens came."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import time
+from array import array
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from pagetide.build import Built
+from pagetide.request import Output, Request, SamplingParams
+
+
+@dataclass(slots=True)
+class Client:
+    """One request; times are `time.monotonic()`."""
+
+    asked_s: float
+    token_s: list[float] = field(default_factory=list)
+    ended: bool = False
+
+    @property
+    def ttft_s(self) -> float:
+        return self.token_s[0] - self.asked_s
+
+    @property
+    def intervals_s(self) -> list[float]:
+        return [after - before for before, after in itertools.pairwise(self.token_s)]
+
+    def take(self, output: Output) -> None:
+        assert output.error is None, output.error
+        self.token_s += [time.monotonic()] * len(output.token_ids)
+        self.ended = output.finish_reason is not None
+
+
+@dataclass(slots=True)
+class Driven:
+    """Asks for greedy outputs of a fixed length behind random prompts, none of which share anything."""
+
+    built: Built
+    rng: random.Random
+    ids: Iterator[int] = field(default_factory=itertools.count)
+
+    def ask(self, num_prompt: int, num_output: int, tenant: str = "", asked_s: float | None = None) -> Client:
+        client = Client(time.monotonic() if asked_s is None else asked_s)
+        prompt = array("i", (self.rng.randrange(self.built.vocab_size) for _ in range(num_prompt)))
+        params = SamplingParams(max_tokens=num_output, temperature=0.0, ignore_eos=True)
+        request = Request(next(self.ids), prompt, params, client.take, client.asked_s, tenant=tenant)
+        self.built.engine.submit(request)
+        return client
+
+    def turn(self) -> None:
+        self.built.engine.turn(wait=False)
