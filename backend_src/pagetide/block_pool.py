@@ -84,6 +84,10 @@ class BlockPool:
     def state(self, block: int) -> str:
         return "held" if self._refs[block] else "cached" if block in self._cached else "blank"
 
+    def copy_states(self) -> tuple[array[int], frozenset[int]]:
+        """Every block's references, and which are cached: a copy that is made between two steps."""
+        return self._refs[:], frozenset(self._cached)
+
     def hold(self, block: int) -> None:
         """One more reference to a block that was found in the index."""
         if self._refs[block] == 0:

@@ -19,7 +19,7 @@ from pagetide.backlog import Backlog, UnavailableError
 from pagetide.request import FinishReason, Output, Request
 from pagetide.roster import Delivery
 from pagetide.scheduler import Scheduler
-from pagetide.statistics import History, Statistics, snapshot
+from pagetide.statistics import History, Statistics, Step, rows_of, snapshot
 from pagetide.stats import StepStats
 from pagetide.step import StepPlan, StepResult
 
@@ -43,11 +43,15 @@ class _Abort:
     reason: FinishReason
 
 
+Tell = Callable[[Statistics | None], None]
+"""Takes a snapshot on the engine thread: it must return at once and never raise. None: the engine stopped."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Ask:
-    """Someone wants a snapshot of the engine's state."""
+    """Someone wants a snapshot."""
 
-    reply: SimpleQueue[Statistics]
+    tell: Tell
 
 
 class _Wake:
@@ -110,11 +114,21 @@ class Engine:
         self._check_open()
         self._backlog.check_room(requests)
         with self._gate:
-            if self._is_closed:
-                raise UnavailableError(f"the engine stopped: {self._failure or 'shut down'}")
+            self._check_not_closed()
             self._backlog.submitted(requests)
             for request in requests:
                 self._inbox.put(request)
+
+    def ask(self, tell: Tell) -> None:
+        """`tell` gets the engine's state between two steps. Any thread. UnavailableError if it stopped."""
+        with self._gate:
+            self._check_not_closed()
+            self._inbox.put(_Ask(tell))
+
+    def _check_not_closed(self) -> None:
+        """Within the gate: what is put into the inbox then will be answered, whatever happens."""
+        if self._is_closed:
+            raise UnavailableError(f"the engine stopped: {self._failure or 'shut down'}")
 
     def _check_open(self) -> None:
         if self._failure is not None:
@@ -152,19 +166,6 @@ class Engine:
             return f"no step finished in {self._clock() - busy_since:.0f} s"
         return None
 
-    def statistics(self, timeout_s: float = 5.0) -> Statistics:
-        """The engine's state between two steps. Any thread.
-
-        Raises UnavailableError if the engine stopped, or if its step does not end within `timeout_s`.
-        """
-        reply: SimpleQueue[Statistics] = SimpleQueue()
-        self._inbox.put(_Ask(reply))
-        try:
-            return reply.get(timeout=timeout_s)
-        except Empty:
-            reason = self._failure or f"no step ended in {timeout_s} s"
-            raise UnavailableError(f"no statistics: {reason}") from None
-
     def turn(self, wait: bool = True) -> None:
         """One round of the loop: receive, plan, run, update, deliver. The engine thread's own.
 
@@ -192,7 +193,7 @@ class Engine:
     def _receive(self, wait: bool) -> None:
         """Take every message that is there; with nothing to compute, sleep until one comes."""
         if wait and self._scheduler.is_idle:
-            self._report(num_tokens=0, step_s=0.0)
+            self._report()
             self._handle(self._wait_idle())
         elif wait and self._planned_nothing:
             self._sleep(self._scheduler.pause_s())
@@ -221,7 +222,7 @@ class Engine:
             if delivery is not None:
                 self._deliver([delivery])
         elif isinstance(message, _Ask):
-            message.reply.put(snapshot(self._scheduler, self._history, self._clock()))
+            message.tell(snapshot(self._scheduler, self._history, self._clock()))
 
     def _step(self) -> None:
         plan = self._scheduler.plan()
@@ -233,7 +234,7 @@ class Engine:
         step_s = self._clock() - started_s
         self._busy_since_s = None
         self._scheduler.observe(step_s)
-        self._report(plan.num_tokens, step_s)
+        self._report(plan, step_s)
 
     def _compute(self, plan: StepPlan) -> list[Delivery]:
         """An exception in the model step ends that step's requests; the others never notice."""
@@ -252,7 +253,7 @@ class Engine:
                 del self._live[request.id]
             request.sink(output)
 
-    def _report(self, num_tokens: int, step_s: float) -> None:
+    def _report(self, plan: StepPlan | None = None, step_s: float = 0.0) -> None:
         scheduler, pool, tally = self._scheduler, self._scheduler.pool, self._scheduler.take_tally()
         stats = StepStats(
             num_running=scheduler.num_running,
@@ -261,17 +262,16 @@ class Engine:
             blocks_used=pool.num_held,
             blocks_cached=pool.num_cached,
             blocks_free=pool.num_free - pool.num_cached,
-            num_tokens=num_tokens,
+            num_tokens=plan.num_tokens if plan else 0,
             num_prompt_tokens=tally.num_prompt_tokens,
             num_generated=tally.num_generated,
             prefix_queries=tally.prefix_queries,
             prefix_hits=tally.prefix_hits,
-            num_preemptions=tally.preemptions.total(),
             step_s=step_s,
             preemptions=tally.preemptions,
         )
-        if num_tokens:
-            self._history.add(stats, self._clock())
+        if plan is not None:
+            self._history.add(Step(self._clock(), stats, rows_of(plan, scheduler.planned)))
         if tally.prefix_queries:
             self._backlog.started(tally.prefix_queries)
         self._on_step(stats)
@@ -284,6 +284,8 @@ class Engine:
             message = self._inbox.get()
             if isinstance(message, Request):
                 self._live[message.id] = message
+            elif isinstance(message, _Ask):
+                message.tell(None)
         reason = FinishReason.CANCELLED if self._draining else FinishReason.ERROR
         for request in self._live.values():
             request.sink(Output(finish_reason=reason, error=self._failure))

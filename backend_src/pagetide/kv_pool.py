@@ -55,6 +55,9 @@ class Tier(Protocol):
         """Device blocks that the tier holds."""
 
     @property
+    def num_slots(self) -> int: ...
+
+    @property
     def num_used(self) -> int: ...
 
     def settle(self) -> None:
@@ -76,6 +79,7 @@ class NoTier:
     """No host tier: evicted blocks are gone."""
 
     pinned: Collection[int] = ()
+    num_slots = 0
     num_used = 0
 
     def settle(self) -> None:
@@ -96,6 +100,7 @@ class HostTier:
     def __init__(self, pool: BlockPool, num_slots: int, mover: BlockMover) -> None:
         self._pool = pool
         self._mover = mover
+        self.num_slots = num_slots
         self._free_slots = list(range(num_slots - 1, -1, -1))
         self._slots: OrderedDict[bytes, tuple[int, Content]] = OrderedDict()
         self._candidates: OrderedDict[int, bytes] = OrderedDict()

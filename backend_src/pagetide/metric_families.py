@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 from pagetide.metric_series import Counter, Gauge, Histogram, Labels, Registry, Series
 from pagetide.request import FinishReason, RequestStats
-from pagetide.stats import StepStats
+from pagetide.stats import Reason, StepStats
 
 _SHORT_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 _LONG_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 60, 120, 300, 600)
@@ -43,6 +43,7 @@ _BLOCKS = "pagetide:kv_blocks"
 _FINISHED = "vllm:request_success_total"
 _REFUSED = "pagetide:requests_refused_total"
 _REFUSALS = ("INVALID_ARG", "UNAVAILABLE", "INTERNAL")
+_PREEMPTIONS = "pagetide:preemptions_total"
 
 
 class Families:
@@ -72,6 +73,10 @@ class Families:
             code: counter(_REFUSED, "Requests that were not taken, by error code", {"code": code})
             for code in _REFUSALS
         }
+        self._preemptions = {
+            reason: counter(_PREEMPTIONS, "Preemptions, by reason", {"reason": reason.value})
+            for reason in Reason
+        }
 
     def publish(self) -> None:
         """Makes the calls that bring what is shown up to date."""
@@ -82,6 +87,7 @@ class Families:
             self._blocks.values(),
             self._finished.values(),
             self._refused.values(),
+            self._preemptions.values(),
         )
         for group in groups:
             for series in group:
@@ -93,6 +99,8 @@ class Families:
         counters["vllm:prefix_cache_queries_total"].add(step.prefix_queries)
         counters["vllm:prefix_cache_hits_total"].add(step.prefix_hits)
         counters["vllm:num_preemptions_total"].add(step.num_preemptions)
+        for reason, count in step.preemptions.items():
+            self._preemptions[reason].add(count)
         counters["vllm:prompt_tokens_total"].add(step.num_prompt_tokens)
         counters["vllm:generation_tokens_total"].add(step.num_generated)
         if step.num_tokens:

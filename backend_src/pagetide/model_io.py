@@ -63,6 +63,9 @@ The names are vLLM's and those of TensorRT-LLM's Triton models, whose clients se
 come over HTTP's `/generate` only as an input.
 """
 
+STATISTICS = "statistics"
+"""Asks for the engine's state instead of text, and comes alone."""
+
 PROMPTS = ("text_input", "messages", "input_ids")
 """The inputs of which a request has exactly one."""
 
@@ -74,5 +77,6 @@ INPUTS: tuple[Spec, ...] = (
     Spec("sampling_parameters", "STRING"),
     *(Spec(name, "BOOL") for name in OPTIONS),
     *(spec for spec, _ in PARAMETERS),
+    Spec(STATISTICS, "BOOL"),
 )
 """All of them may be left out, as far as Triton knows."""

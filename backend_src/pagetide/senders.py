@@ -63,13 +63,19 @@ class Stream:
     ended_by: FinishReason | None = None
 
 
+Job = Callable[[], None]
+
+_Message = tuple[Stream, float, Output | None] | Job | None
+"""A stream to watch or an output of it, something else to do, or the end."""
+
+
 class Sender:
     """One thread and the streams it serves."""
 
     def __init__(self, name: str, abort: Abort, listener: Listener, most_per_s: float) -> None:
         self._abort = abort
         self._listener = listener
-        self._inbox: SimpleQueue[tuple[Stream, float, Output | None] | None] = SimpleQueue()
+        self._inbox: SimpleQueue[_Message] = SimpleQueue()
         self._rotation = Rotation[Stream]()
         self._rounds = Rounds[Stream](most_per_s)
         self._intervals_s: list[float] = []
@@ -91,6 +97,10 @@ class Sender:
     def deliver(self, stream: Stream, output: Output) -> None:
         """The engine thread leaves an output here."""
         self._inbox.put((stream, time.monotonic(), output))
+
+    def run(self, job: Job) -> None:
+        """Do what waits for a client and is no stream, such as an answer of one response. Any thread."""
+        self._inbox.put(job)
 
     def _run(self) -> None:
         while not (self._stopping and not self._rounds):
@@ -115,10 +125,13 @@ class Sender:
         for _ in range(self._inbox.qsize()):
             self._file(self._inbox.get())
 
-    def _file(self, message: tuple[Stream, float, Output | None] | None) -> None:
+    def _file(self, message: _Message) -> None:
         if message is None:
             self._stopping = True
             self._rounds.wait_no_more()
+            return
+        if callable(message):
+            _do(message)
             return
         stream, now_s, output = message
         if output is not None:
@@ -203,6 +216,13 @@ class Sender:
             log.exception("request %d: could not ask if it was cancelled", stream.request_id)
             self._rotation.discard(stream)
             return False
+
+
+def _do(job: Job) -> None:
+    try:
+        job()
+    except Exception:
+        log.exception("a client was not answered")
 
 
 class Senders:

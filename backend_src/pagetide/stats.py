@@ -49,6 +49,9 @@ class StepStats:
     num_generated: int
     prefix_queries: int
     prefix_hits: int
-    num_preemptions: int
     step_s: float
     preemptions: Mapping[Reason, int] = field(default_factory=dict)
+
+    @property
+    def num_preemptions(self) -> int:
+        return sum(self.preemptions.values())

@@ -27,11 +27,13 @@ from pagetide.model_io import INPUTS, OUTPUTS, TEXT, TOKEN_IDS, Spec
 from pagetide.parse import ParsedRequest, parse_request
 from pagetide.parse_limits import RequestLimits
 from pagetide.parse_prompt import Prompt
+from pagetide.parse_statistics import asks_statistics
 from pagetide.parse_tokens import check_choice, spell
 from pagetide.parse_values import InvalidArgumentError
 from pagetide.request import Request
 from pagetide.samples import Joint, nth_sample
 from pagetide.senders import Senders, Stream
+from pagetide.statistics import Statistics
 from pagetide.tokenizer import Tokenizer
 from pagetide.version_settings import read_settings
 
@@ -127,9 +129,17 @@ class TritonPythonModel:
 
     def _submit(self, request: Any, channel: _Channel, arrival_s: float) -> None:
         tensors = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
+        if asks_statistics(tensors):
+            self._ask_statistics(channel)
+            return
         parsed = parse_request(tensors, request.parameters(), self._limits)
         channel.returned = tuple(spec for spec in OUTPUTS if spec.name in parsed.returned)
         self._enqueue(parsed, channel, arrival_s)
+
+    def _ask_statistics(self, channel: _Channel) -> None:
+        """The engine thread copies its state, a sender makes the text and sends it."""
+        sender = self._senders[next(self._turns)]
+        self._built.engine.ask(lambda state: sender.run(lambda: channel.tell(state)))
 
     def _enqueue(self, parsed: ParsedRequest, channel: _Channel, arrival_s: float) -> None:
         built, terms = self._built, parsed.terms
@@ -198,6 +208,13 @@ class _Channel:
         tensors += [_tensor(spec, [reply.values[spec.name] for reply in replies]) for spec in self.returned]
         flags = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL if final else 0
         self._sender.send(pb_utils.InferenceResponse(tensors), flags=flags)
+
+    def tell(self, state: Statistics | None) -> None:
+        """The only response to who asked for statistics; None is an engine that stopped before it had any."""
+        if state is None:
+            self.fail(Failure(ErrorCode.UNAVAILABLE, "the engine stopped"))
+        else:
+            self.send(Reply(state.to_json(), None, {}), final=True)
 
     def fail(self, failure: Failure) -> None:
         """A Triton stream carries an error's text and not its code, so the text tells what is not usual."""

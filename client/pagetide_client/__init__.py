@@ -13,6 +13,7 @@ from pagetide_client.errors import (
 )
 from pagetide_client.options import Message, Prompt, Sampling, Timeouts
 from pagetide_client.results import Delta, Logprob, ModelVersion, Result
+from pagetide_client.statistics import PlannedStep, Statistics, TenantQueue
 
 __all__ = [
     "AsyncClient",
@@ -26,12 +27,15 @@ __all__ = [
     "ModelNotFound",
     "ModelVersion",
     "PagetideError",
+    "PlannedStep",
     "Prompt",
     "Result",
     "Sampling",
     "ServerError",
     "ServerUnavailable",
+    "Statistics",
     "Stream",
+    "TenantQueue",
     "Timeout",
     "Timeouts",
 ]

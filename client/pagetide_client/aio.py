@@ -15,6 +15,7 @@ from pagetide_client import wire
 from pagetide_client.errors import Cancelled, from_rpc
 from pagetide_client.options import DEFAULT_URL, Prompt, Sampling, Timeouts, address
 from pagetide_client.results import Collector, Delta, ModelVersion, Result
+from pagetide_client.statistics import Statistics
 
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
@@ -76,6 +77,16 @@ class AsyncClient:
     async def models(self) -> list[ModelVersion]:
         """Every model version the server knows, loaded or not."""
         return wire.model_versions(await self._call("RepositoryIndex", pb.RepositoryIndexRequest()))
+
+    async def statistics(self, *, model: str | None = None, version: str = "") -> Statistics:
+        """What a model version's engine is doing, within `connect_s`. Raises a PagetideError."""
+        await self._connect()
+        request = wire.statistics_request(model or await self._default_model(), version)
+        call = self._stub.ModelStreamInfer(iter((request,)), timeout=self.timeouts.connect_s)
+        try:
+            return wire.statistics([message async for message in call], self.url)
+        except grpc.RpcError as error:
+            raise from_rpc(error) from None
 
     async def ready(self) -> bool:
         """Whether the server and every model it was started with are ready."""

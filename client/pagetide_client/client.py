@@ -16,6 +16,7 @@ from pagetide_client import wire
 from pagetide_client.errors import PagetideError, from_rpc
 from pagetide_client.options import DEFAULT_URL, Prompt, Sampling, Timeouts, address
 from pagetide_client.results import Collector, Delta, ModelVersion, Result
+from pagetide_client.statistics import Statistics
 
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
@@ -83,6 +84,17 @@ class Client:
     def models(self) -> list[ModelVersion]:
         """Every model version the server knows, loaded or not."""
         return wire.model_versions(self._call("RepositoryIndex", pb.RepositoryIndexRequest()))
+
+    def statistics(self, *, model: str | None = None, version: str = "") -> Statistics:
+        """What a model version's engine is doing, within `connect_s`. Raises a PagetideError."""
+        name = model or self._default_model()
+        self._connect()
+        request = wire.statistics_request(name, version)
+        call = self._stub.ModelStreamInfer(iter((request,)), timeout=self.timeouts.connect_s)
+        try:
+            return wire.statistics(list(call), self.url)
+        except grpc.RpcError as error:
+            raise from_rpc(error) from None
 
     def ready(self) -> bool:
         """Whether the server and every model it was started with are ready."""

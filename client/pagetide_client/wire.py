@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import grpc
@@ -16,6 +16,7 @@ from tritonclient.grpc import service_pb2 as pb
 from pagetide_client.errors import InvalidRequest, ModelNotFound, ServerError, ServerUnavailable, from_message
 from pagetide_client.options import DEFAULT_MODEL, Prompt
 from pagetide_client.results import Delta, Logprob, ModelVersion
+from pagetide_client.statistics import Statistics, parse
 
 _LOOPBACK = ("127.", "localhost:", "[::1]:")
 
@@ -49,6 +50,14 @@ def infer_request(
     return request
 
 
+def statistics_request(model: str, version: str) -> Any:
+    """The ModelInferRequest that asks an engine what it is doing."""
+    request = pb.ModelInferRequest(model_name=model, model_version=version)
+    _add_flag(request, "statistics", True)
+    request.outputs.add(name="text_output")
+    return request
+
+
 def is_last(message: Any) -> bool:
     """Whether nothing but the end of the call follows this ModelStreamInferResponse."""
     final = message.infer_response.parameters.get("triton_final_response")
@@ -73,6 +82,13 @@ def delta(message: Any) -> Delta:
         cumulative_logprob=_first(values, "cumulative_logprob"),
         logprobs=_logprobs(_first(values, "logprobs")),
     )
+
+
+def statistics(messages: Sequence[Any], url: str) -> Statistics:
+    """What a call with a `statistics_request` brought; raises the PagetideError it carries instead."""
+    if not messages:
+        raise ServerError(f"the server at {url} ended the call without statistics")
+    return parse(delta(messages[0]).text)
 
 
 def channel_options(url: str) -> tuple[tuple[str, int], ...]:

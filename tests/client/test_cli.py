@@ -132,11 +132,12 @@ def test_top_once_shows_one_picture_without_colours(cli: Run) -> None:
     text = done.stdout.decode()
     assert done.returncode == 0
     assert "\x1b" not in text
-    for expected in ("smollm2 version 1", "running", "TTFT p50", "blocks", "free"):
+    for expected in ("smollm2 version 1", "running", "TTFT p50", "blocks", "shared", "free"):
         assert expected in text
 
 
 def test_top_as_json_adds_up_to_the_whole_pool(cli: Run) -> None:
     (summary,) = json.loads(cli("top", "--json", "--interval-s", "0.1").stdout)
     assert (summary["model"], summary["version"]) == ("smollm2", "1")
-    assert summary["blocks_used"] + summary["blocks_cached"] + summary["blocks_free"] > 0
+    num_blocks = summary["blocks_used"] + summary["blocks_cached"] + summary["blocks_free"]
+    assert num_blocks == sum(summary["statistics"]["blocks"].values()) > 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -11,7 +12,17 @@ import pytest
 
 from pagetide.parse_terms import Terms
 from pagetide.request import SamplingParams
-from pagetide_client import Cancelled, Client, InvalidRequest, ModelNotFound, Sampling, Timeout, Timeouts
+from pagetide_client import (
+    AsyncClient,
+    Cancelled,
+    Client,
+    InvalidRequest,
+    ModelNotFound,
+    Sampling,
+    Statistics,
+    Timeout,
+    Timeouts,
+)
 
 pytestmark = pytest.mark.server
 
@@ -162,3 +173,21 @@ def test_models_lists_versions_and_states(client: Client) -> None:
 def test_the_client_knows_the_servers_sampling_parameters() -> None:
     served = {field.name for kind in (SamplingParams, Terms) for field in fields(kind)}
     assert set(Sampling.__annotations__) == served - {"bad_word_ids"}, "those are made of bad_words"
+
+
+def test_an_engine_tells_what_it_does_while_it_works(
+    client: Client, url: str, wait_until_running: WaitUntilRunning
+) -> None:
+    with client.stream(PROMPT, tenant="acme", **LONG) as stream:
+        next(stream)
+        told = client.statistics()
+    assert [(tenant.name, tenant.num_running) for tenant in told.tenants] == [("acme", 1)]
+    assert told.last_steps[-1].num_streams == 1
+    assert {state for state, _ in told.block_map} <= {"free", "cached", "held", "shared"}
+    wait_until_running(0)
+
+    async def idle() -> Statistics:
+        async with AsyncClient(url) as asynchronous:
+            return await asynchronous.statistics(model="smollm2", version="1")
+
+    assert asyncio.run(idle()).tenants == []

@@ -218,3 +218,21 @@ def test_an_address_may_leave_out_the_port(given: str, expected: str) -> None:
 def test_an_address_of_another_kind_is_refused(given: str) -> None:
     with pytest.raises(ValueError, match="give host:port"):
         address(given)
+
+
+@pytest.mark.parametrize(
+    ("answer", "error", "message"),
+    [
+        ([], ServerError, "ended the call without statistics"),
+        ([response("{}", "stop")], ServerError, "statistics can't be read: KeyError"),
+        ([response("no", "stop")], ServerError, "statistics can't be read: JSONDecodeError"),
+        ([pb.ModelStreamInferResponse(error_message="UNAVAILABLE: the engine stopped")], ServerUnavailable,
+         "the engine stopped"),
+    ],
+)  # fmt: skip
+def test_statistics_that_do_not_come_are_an_error(
+    scripted: Start, answer: list[Any], error: type[PagetideError], message: str
+) -> None:
+    url = scripted(lambda request, context: iter(answer))
+    with Client(url) as client, pytest.raises(error, match=message):
+        client.statistics()

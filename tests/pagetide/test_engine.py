@@ -261,28 +261,32 @@ def test_statistics_show_queues_by_tenant_the_last_steps_and_every_block() -> No
     h.runner.gate.release(1)
     for _ in range(2):
         assert h.runner.started.acquire(timeout=WAIT_S)
-    asking: SimpleQueue[Statistics] = SimpleQueue()
-    thread = threading.Thread(target=lambda: asking.put(h.engine.statistics()))
-    thread.start()
-    while h.engine._inbox.empty():
-        time.sleep(0.001)
+    told: SimpleQueue[Statistics | None] = SimpleQueue()
+    h.engine.ask(told.put)
     h.runner.open()
-    statistics = asking.get(timeout=WAIT_S)
-    thread.join()
-    assert {t.name: t.num_waiting + t.num_running for t in statistics.tenants} == {"amber": 2, "blue": 1}
-    assert sum(tenant.share for tenant in statistics.tenants) == pytest.approx(1.0)
-    assert sum(step.num_tokens for step in statistics.last_steps) >= 32
-    assert sum(count for _, count in statistics.block_map) == NUM_BLOCKS
-    assert sum(statistics.blocks.values()) == NUM_BLOCKS
-    assert json.loads(statistics.to_json())["prefix_queries"] == statistics.prefix_queries
+    statistics = told.get(timeout=WAIT_S)
+    assert statistics is not None
+    shown = json.loads(statistics.to_json())
+    queues = {t["name"]: t["num_waiting"] + t["num_running"] for t in shown["tenants"]}
+    assert queues == {"amber": 2, "blue": 1}
+    assert sum(tenant["share"] for tenant in shown["tenants"]) == pytest.approx(1.0)
+    assert [step["num_tokens"] for step in shown["last_steps"]] == [32, 32]
+    assert shown["last_steps"][0]["plan"] == [[0, "amber", 0, 30], [2, "blue", 0, 2]]
+    assert sum(count for _, count in shown["block_map"]) == sum(shown["blocks"].values()) == NUM_BLOCKS
+    assert shown["blocks"]["held"] >= 4
+    assert shown["prefix_queries"] == statistics.prefix_queries
     assert h.engine.drain(WAIT_S)
 
 
-def test_statistics_of_an_engine_that_hangs_say_so() -> None:
+def test_whoever_asks_an_engine_that_ends_first_is_told_so() -> None:
     h = Harness()
     h.submit(1, [1] * 20)
     assert h.runner.started.acquire(timeout=WAIT_S)
-    with pytest.raises(UnavailableError, match=r"no statistics: no step ended in 0\.05 s"):
-        h.engine.statistics(timeout_s=0.05)
+    told: SimpleQueue[Statistics | None] = SimpleQueue()
+    h.engine._scheduler.observe = lambda step_s: 1 / 0  # type: ignore[method-assign,assignment,return-value]
+    h.engine.ask(told.put)
     h.runner.open()
-    assert h.engine.drain(WAIT_S)
+    assert told.get(timeout=WAIT_S) is None
+    assert h.failed.wait(WAIT_S)
+    with pytest.raises(UnavailableError, match="the engine stopped: ZeroDivisionError"):
+        h.engine.ask(told.put)

@@ -11,7 +11,7 @@ from pagetide.metric_families import Families
 from pagetide.metric_series import Histogram, Labels
 from pagetide.metrics import Metrics
 from pagetide.request import FinishReason, RequestStats
-from pagetide.stats import StepStats
+from pagetide.stats import Reason, StepStats
 
 
 @dataclass
@@ -72,8 +72,8 @@ STEP = StepStats(
     num_generated=3,
     prefix_queries=32,
     prefix_hits=16,
-    num_preemptions=1,
     step_s=0.02,
+    preemptions={Reason.BLOCKS: 2, Reason.SHARE: 1},
 )
 STATS = RequestStats(
     num_prompt_tokens=17,
@@ -110,6 +110,7 @@ def test_every_family_stands_at_zero_before_anything_happened(board: Board, fami
         "vllm:inter_token_latency_seconds_count",
         "vllm:iteration_tokens_total_sum",
         "pagetide:kv_blocks",
+        "pagetide:preemptions_total",
         "pagetide:step_seconds_bucket",
     } <= names
 
@@ -125,7 +126,9 @@ def test_a_step_is_counted(board: Board, families: Families) -> None:
     assert board.value("pagetide:kv_blocks_total") == 10
     assert board.value("vllm:prefix_cache_queries_total") == 64
     assert board.value("vllm:prefix_cache_hits_total") == 32
-    assert board.value("vllm:num_preemptions_total") == 2
+    assert board.value("vllm:num_preemptions_total") == 6
+    assert board.value("pagetide:preemptions_total", reason="blocks") == 4
+    assert board.value("pagetide:preemptions_total", reason="share") == 2
     assert board.value("vllm:prompt_tokens_total") == 34
     assert board.value("vllm:generation_tokens_total") == 6
     assert board.value("vllm:iteration_tokens_total_sum") == 40

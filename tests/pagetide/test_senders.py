@@ -365,3 +365,14 @@ def test_a_request_that_never_ran_was_queued_all_its_time() -> None:
     reply = each.reply()
     assert reply is not None
     assert reply.values == {"queue_time_s": 3.0, "prefill_time_s": 0.0}
+
+
+def test_what_is_no_stream_is_done_in_turn_and_may_fail(world: World) -> None:
+    done = threading.Event()
+    world.sender.run(lambda: 1 / 0)  # type: ignore[arg-type,return-value]
+    world.sender.run(done.set)
+    assert done.wait(DEADLINE_S)
+    client, deliver = world.open()
+    deliver("a", FinishReason.LENGTH)
+    client.wait()
+    assert client.sent == ["a"]

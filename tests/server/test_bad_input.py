@@ -57,6 +57,10 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "no object": ({"sampling": "[3]"}, "sampling_parameters is [3]; it must be a JSON object"),
     "sampling not UTF-8": ({"sampling": b'{"stop": "\xfe"}'}, "sampling_parameters is not UTF-8: byte 0xfe"),
     "deep JSON": ({"sampling": "[" * 100_000}, "sampling_parameters is JSON that can't be read"),
+    "statistics and text": (
+        {"statistics": True},
+        "statistics is true and text_input is given; statistics come alone",
+    ),
     "prompt in a stream": (
         {"exclude_input_in_output": False},
         "exclude_input_in_output is false; with stream",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import re
 from collections import defaultdict
 
@@ -37,7 +38,8 @@ LENGTH = 'vllm:request_success_total{finished_reason="length"}'
 
 
 def test_every_family_is_there_with_its_labels(triton: Triton) -> None:
-    names = [f"vllm:{name}" for name in VLLM] + ["pagetide:kv_blocks", "pagetide:kv_blocks_total"]
+    names = [f"vllm:{name}" for name in VLLM]
+    names += ["pagetide:kv_blocks", "pagetide:kv_blocks_total", "pagetide:preemptions_total"]
     names += [f"{name}_{part}" for name in HISTOGRAMS for part in ("bucket", "sum", "count")]
     page = triton.metrics_page()
     for name in names:
@@ -136,3 +138,24 @@ def test_histograms_are_cumulative_and_end_at_their_count(idle: Triton) -> None:
         counts = [count for _, count in sorted(unordered)]
         assert all(low <= high for low, high in itertools.pairwise(counts)), name
         assert counts[-1] == shown[f"{name}_count"] > 0, name
+
+
+def test_statistics_tell_of_queues_plans_and_every_block(idle: Triton) -> None:
+    """Over gRPC while requests run, and over HTTP."""
+    sampling = {"max_tokens": 4000, "ignore_eos": True, "tenant": "acme"}
+    calls = [idle.start(f"Count {n}:", sampling=sampling) for n in range(3)]
+    idle.wait_for_metrics({"vllm:num_requests_running": 3})
+    (response,) = idle.start(None, stream=None, statistics=True).all()
+    assert response.is_final
+    assert set(response.outputs) == {"text_output"}
+    told = json.loads(response.text)
+    assert [(t["name"], t["num_running"]) for t in told["tenants"]] == [("acme", 3)]
+    assert {tenant for step in told["last_steps"][-3:] for _, tenant, _, _ in step["plan"]} == {"acme"}
+    assert sum(told["blocks"].values()) == sum(count for _, count in told["block_map"])
+    assert told["blocks"]["held"] + told["blocks"]["shared"] >= 3
+    for call in calls:
+        call.cancel()
+    idle.wait_until_idle()
+    status, body = idle.post("generate", {"statistics": True})
+    assert status == 200
+    assert json.loads(json.loads(body)["text_output"])["tenants"] == []

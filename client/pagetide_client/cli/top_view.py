@@ -3,22 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from math import inf
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from pagetide_client.cli.top_decisions import MAX_ROWS, decisions, grid, legend
+from pagetide_client.statistics import Statistics
 from pagetide_client.summary import Summary
 
 _STATES = (("used", "█", "green"), ("cached", "▒", "cyan"), ("free", "·", "dim"))
-_MAX_ROWS = 4
 
 
-def render(summary: Summary, width: int) -> RenderableType:
-    """A heading, the numbers, and the block pool, in at most `width` columns."""
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """One model version: its numbers, and what its engine tells, or why it told nothing."""
+
+    summary: Summary
+    statistics: Statistics | None = None
+    problem: str = ""
+
+
+def render(seen: Seen, width: int) -> RenderableType:
+    """A heading, the numbers, the scheduler's decisions, and the block pool, in at most `width` columns."""
+    summary, statistics = seen.summary, seen.statistics
     heading = Text.assemble((f"{summary.model} version {summary.version}", "bold"))
-    return Group(heading, _numbers(summary), block_legend(summary), block_grid(summary, width), Text())
+    if statistics is None:
+        problem = Text(f"no statistics: {seen.problem}", style="dim", overflow="ellipsis", no_wrap=True)
+        told = Group(problem, block_legend(summary), block_grid(summary, width))
+    else:
+        told = Group(decisions(statistics), legend(statistics), grid(statistics, width))
+    return Group(heading, _numbers(summary), told, Text())
 
 
 def block_legend(summary: Summary) -> Text:
@@ -32,7 +49,7 @@ def block_legend(summary: Summary) -> Text:
 
 def block_grid(summary: Summary, width: int) -> Text:
     """The pool as a map: at most 4 rows of marks, each standing for the same number of blocks."""
-    num_cells = min(summary.blocks_total, width * _MAX_ROWS)
+    num_cells = min(summary.blocks_total, width * MAX_ROWS)
     cells = share(num_cells, block_counts(summary))
     marks = [
         (mark, style) for (_, mark, style), count in zip(_STATES, cells, strict=True) for _ in range(count)
