@@ -56,7 +56,9 @@ NEVER_REACHES = (
     ("pagetide_kernels", {"pagetide"}),
     ("pagetide_client", {"pagetide", "pagetide_kernels", "torch"}),
     ("loadtest", {"pagetide", "pagetide_kernels", "torch"}),
+    ("pagetide.front_adapter", {"torch", "pagetide_kernels", "pagetide.engine", "pagetide.triton_adapter"}),
 )
+ADAPTERS = {"pagetide.triton_adapter", "pagetide.front_adapter"}
 
 
 @cache
@@ -148,9 +150,11 @@ def test_no_import_cycle_within_a_package() -> None:
     assert not wrong, "\n".join(wrong)
 
 
-def test_only_the_adapter_imports_tritons_python_module() -> None:
+def test_only_the_adapters_and_their_log_import_tritons_python_module() -> None:
     users = {module for module in modules() if "triton_python_backend_utils" in imports(module)}
-    assert users <= {"pagetide.triton_adapter"}, f"{users} import triton_python_backend_utils"
+    assert users <= ADAPTERS | {"pagetide.triton_log"}, f"{users} import triton_python_backend_utils"
+    users = {module for module in modules() if "pagetide.triton_log" in imports(module)}
+    assert users <= ADAPTERS, f"{users} import pagetide.triton_log"
 
 
 def test_only_the_kernels_know_pointers() -> None:
@@ -165,12 +169,14 @@ def _uses_data_ptr(path: Path) -> bool:
     return any(isinstance(node, ast.Attribute) and node.attr == "data_ptr" for node in nodes)
 
 
-def test_a_model_py_only_names_the_adapter() -> None:
+def test_a_model_py_only_names_an_adapter() -> None:
     for path in ROOT.glob("model_repository/*/*/model.py"):
         assert len(path.read_text().splitlines()) < 20, f"{path} is not under 20 lines"
         statements = ast.parse(path.read_text()).body
         imported = {name for node in statements for name in _imported(node, path.stem)}
-        assert imported - {"__future__"} == {"pagetide.triton_adapter"}, f"{path} imports {imported}"
+        named = imported - {"__future__"}
+        assert len(named) == 1, f"{path} imports {imported}"
+        assert named <= ADAPTERS, f"{path} imports {imported}"
 
 
 def _code_files() -> list[Path]:

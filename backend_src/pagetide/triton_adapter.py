@@ -1,4 +1,4 @@
-"""Triton's Python backend interface over the engine. The only module that knows `pb_utils`."""
+"""Triton's Python backend interface over the engine."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ import triton_python_backend_utils as pb_utils
 
 from pagetide.answer import Answer, ErrorCode, Failure, Reply
 from pagetide.backlog import UnavailableError
+from pagetide.calls import Calls, is_call
 from pagetide.chat_template import ChatTemplateError
 from pagetide.limits import AdmissionError
 from pagetide.metric_series import CounterHandle, GaugeHandle, Labels
@@ -35,6 +36,7 @@ from pagetide.samples import Joint, nth_sample
 from pagetide.senders import Senders, Stream
 from pagetide.statistics import Statistics
 from pagetide.tokenizer import Tokenizer
+from pagetide.triton_log import log_to_triton
 from pagetide.version_settings import read_settings
 
 log = logging.getLogger("pagetide")
@@ -67,7 +69,7 @@ class TritonPythonModel:
 
     def initialize(self, args: Mapping[str, str]) -> None:
         """Raises SettingsError or WeightsError; Triton then shows the message and keeps the version out."""
-        _log_to_triton()
+        log_to_triton()
         directory = Path(args["model_repository"]) / args["model_version"]
         config = json.loads(args["model_config"])
         parameters = {name: value["string_value"] for name, value in config["parameters"].items()}
@@ -83,6 +85,7 @@ class TritonPythonModel:
         self._senders = Senders(
             settings.num_senders, engine.abort, self._metrics, self._built.max_responses_per_s
         )
+        self._calls = Calls(args["model_version"], engine.abort)
         self._ids, self._turns = itertools.count(), itertools.count()
         sys.setswitchinterval(SWITCH_S)
         for part in (self._metrics, self._senders, engine):
@@ -92,7 +95,10 @@ class TritonPythonModel:
         """Takes each request in, or answers it with what is wrong; returns before any of them is done."""
         for request in requests:
             arrival_s = time.monotonic()
-            channel = _Channel(request.get_response_sender())
+            channel = _Channel(request.get_response_sender(), is_call(request.request_id()))
+            if self._calls.cancel(request.request_id()):
+                channel.end()
+                continue
             failure = self._take(request, channel, arrival_s)
             if failure is not None:
                 self._metrics.on_refused(failure.code.name)
@@ -134,6 +140,7 @@ class TritonPythonModel:
             return
         parsed = parse_request(tensors, request.parameters(), self._limits)
         channel.returned = tuple(spec for spec in OUTPUTS if spec.name in parsed.returned)
+        self._calls.open(request.request_id(), channel)
         self._enqueue(parsed, channel, arrival_s)
 
     def _ask_statistics(self, channel: _Channel) -> None:
@@ -149,6 +156,7 @@ class TritonPythonModel:
         check_choice(params, built.eos_token_ids)
         sender = self._senders[next(self._turns)]
         streams = self._streams(parsed, prompt_ids, channel)
+        channel.request_ids = [stream.request_id for stream in streams]
         built.engine.submit(
             *(
                 Request(
@@ -194,11 +202,22 @@ def _encode(prompt: Prompt, tokenizer: Tokenizer) -> array[int]:
 
 
 class _Channel:
-    """A client's response sender. `returned` are the outputs it gets beside the text."""
+    """A client's response sender. `returned` are the outputs it gets beside the text.
 
-    def __init__(self, sender: Any) -> None:
+    `request_ids` are the engine's, once it has the request. A front is told every error's code.
+    """
+
+    def __init__(self, sender: Any, for_front: bool) -> None:
         self._sender = sender
+        self._for_front = for_front
+        self.request_ids: Sequence[int] = ()
         self.returned: tuple[Spec, ...] = ()
+
+    def greet(self, version: str) -> None:
+        self._sender.send(pb_utils.InferenceResponse([_tensor(TEXT, [version])]))
+
+    def end(self) -> None:
+        self._sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 
     def send(self, reply: Reply, final: bool) -> None:
         self.send_all((reply,), final)
@@ -218,11 +237,8 @@ class _Channel:
 
     def fail(self, failure: Failure) -> None:
         """A Triton stream carries an error's text and not its code, so the text tells what is not usual."""
-        told = (
-            failure.message
-            if failure.code is ErrorCode.INVALID_ARG
-            else f"{failure.code.name}: {failure.message}"
-        )
+        usual = failure.code is ErrorCode.INVALID_ARG and not self._for_front
+        told = failure.message if usual else f"{failure.code.name}: {failure.message}"
         error = pb_utils.TritonError(told, getattr(pb_utils.TritonError, failure.code.name))
         response = pb_utils.InferenceResponse([], error)
         self._sender.send(response, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
@@ -261,23 +277,3 @@ class _Registry:
         if name not in self._families:
             self._families[name] = pb_utils.MetricFamily(name=name, description=text, kind=kind)
         return self._families[name].Metric(labels={**self._labels, **labels})
-
-
-class _LogHandler(logging.Handler):
-    """Sends log records to Triton's log, each at its own level."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        logger, message = pb_utils.Logger, self.format(record)
-        if record.levelno >= logging.ERROR:
-            logger.log_error(message)
-        elif record.levelno >= logging.WARNING:
-            logger.log_warn(message)
-        else:
-            logger.log_info(message)
-
-
-def _log_to_triton() -> None:
-    root = logging.getLogger("pagetide")
-    root.handlers = [_LogHandler()]
-    root.setLevel(logging.INFO)
-    root.propagate = False

@@ -1,4 +1,4 @@
-"""The commands `pagetide serve` and `pagetide add`, as typer functions."""
+"""The commands `pagetide serve`, `pagetide add` and `pagetide front`, as typer functions."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from pagetide_server import processes
 from pagetide_server.add import add_model
 from pagetide_server.console import Console
 from pagetide_server.errors import ServerError
+from pagetide_server.front import Kind, add_front
 from pagetide_server.launcher import Server
 from pagetide_server.ports import Ports
 from pagetide_server.supervisor import Supervisor
@@ -112,6 +113,24 @@ def add(
         console.complain(str(error))
         raise typer.Exit(1) from None
     console.say(f"{target} is in place; a running server loads it within seconds")
+
+
+def front(
+    target: Annotated[str, typer.Argument(help="The model in the repository that does the work.")],
+    kind: Annotated[Kind, typer.Option("--as", help="What clients see.")],
+    name: Annotated[
+        str | None, typer.Option(help="The front's own name.", show_default="TARGET_infer, ensemble")
+    ] = None,
+    model_repository: Repository = DEFAULT_REPOSITORY,
+) -> None:
+    """Serve a model under a second name to clients that expect other tensors, without a second copy of it."""
+    console = Console()
+    try:
+        added = add_front(target, kind, name=name, model_repository=model_repository)
+    except ServerError as error:
+        console.complain(str(error))
+        raise typer.Exit(1) from None
+    console.say(f"{added} is in place; a running server loads it within seconds")
 
 
 def parse_settings(pairs: list[str]) -> dict[str, str]:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from pagetide_server.api import ModelState
+from pagetide_server.front import is_front
 from pagetide_server.launcher import Server
 from pagetide_server.logs import LogLine, load_failure
 
@@ -88,14 +89,19 @@ class Console:
             self.say(f"  {command()} add CHECKPOINT --name NAME")
             return
         self.say(f"Ready in {self.elapsed_s:.1f} s: {', '.join(served)}")
-        name = next(state.name for state in states if state.ready)
         if not self._announced:
-            self.say(f"\n{next_steps(server, name)}\n")
+            self.say(f"\n{next_steps(server, _to_try(server, states))}\n")
         self._announced = True
 
     def _clear(self) -> None:
         if self._moving:
             sys.stdout.write("\r\x1b[K")
+
+
+def _to_try(server: Server, states: list[ModelState]) -> str:
+    """A ready model, rather one that has an engine than a front."""
+    ready = [state.name for state in states if state.ready]
+    return min(ready, key=lambda name: is_front(server.repository / name))
 
 
 def next_steps(server: Server, model: str) -> str:

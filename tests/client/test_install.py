@@ -47,7 +47,7 @@ main()
 """)
 
 
-@pytest.mark.parametrize("command", ["serve", "add"])
+@pytest.mark.parametrize("command", ["serve", "add", "front"])
 def test_the_servers_commands_say_what_to_install(command: str) -> None:
     done = without_the_server(command, "some", "--argument", "x")
     assert done.returncode == 1

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 from triton_world import (
+    ENSEMBLE,
+    INFER,
     MODEL,
     SMALL,
     SMALL_BLOCKS,
@@ -17,6 +19,7 @@ from triton_world import (
     copy_of_the_shipped_repository,
 )
 
+from pagetide_server.front import Kind, add_front
 from pagetide_server.launcher import Server
 
 LIMITED = {"kv_cache_bytes": f"{SMALL_BLOCKS * SMOLLM2_BLOCK_BYTES}", "max_running": 4}
@@ -34,10 +37,18 @@ def triton(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Triton]:
     place = tmp_path_factory.mktemp("triton")
     repository = copy_of_the_shipped_repository(place / "repository")
     add_small_model(repository)
+    for kind in (Kind.trtllm, Kind.infer):
+        add_front(MODEL, kind, model_repository=repository)
     with Server(repository, device="cpu", log_path=place / "server.log") as server:
-        server.wait_ready(MODEL)
-        server.wait_ready(SMALL)
+        for model in (MODEL, SMALL, ENSEMBLE, INFER):
+            server.wait_ready(model)
         yield Triton(server)
+
+
+@pytest.fixture
+def repository_copy(tmp_path: Path) -> Path:
+    """For a test that starts a server of its own."""
+    return copy_of_the_shipped_repository(tmp_path / "repository")
 
 
 @pytest.fixture

@@ -27,6 +27,8 @@ MODEL = "smollm2"
 SMALL = "small"
 """The same weights with a pool far below the model's length and few places to run, see conftest.py."""
 SMALL_BLOCKS = 90
+ENSEMBLE = "ensemble"
+INFER = f"{MODEL}_infer"
 SMOLLM2_BLOCK_BYTES = 30 * 2 * 3 * 16 * 64 * 2
 DEADLINE_S = 120.0
 SHIPPED = Path(__file__).parents[2] / "model_repository"

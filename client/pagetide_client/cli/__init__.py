@@ -46,6 +46,7 @@ def _add_server_commands() -> None:
     else:
         app.command()(commands.serve)
         app.command()(commands.add)
+        app.command()(commands.front)
 
 
 def _add_placeholders(missing: str) -> None:
@@ -54,7 +55,7 @@ def _add_placeholders(missing: str) -> None:
         raise typer.Exit(1)
 
     anything = {"ignore_unknown_options": True, "allow_extra_args": True}
-    for name in ("serve", "add"):
+    for name in ("serve", "add", "front"):
         app.command(name, context_settings=anything, help=f"Needs {missing}: {_SERVE_EXTRA}.")(placeholder)
 
 
