@@ -154,6 +154,7 @@ def test_the_reference_shows_what_each_parameter_does(expected: list[list[int]])
         {"max_step_tokens": 7},
         {"max_step_tokens": 64, "max_running": 3},
         {"num_blocks": 20},
+        {"num_blocks": 20, "host_cache_bytes": 100 * KV_BLOCK_BYTES},
         {"prefix_cache": False},
     ],
     ids=str,
@@ -243,7 +244,7 @@ SCORING = [replace(BASE, prompt_logprobs=i % 4) if i % 4 else BASE for i in rang
     [
         ({}, False),
         ({"max_step_tokens": 7}, False),
-        ({"num_blocks": 20}, False),
+        ({"num_blocks": 20, "host_cache_bytes": 100 * KV_BLOCK_BYTES}, False),
         ({"max_step_tokens": 16}, True),
     ],
     ids=str,
