@@ -163,6 +163,9 @@ def test_a_mask_too_short_for_the_vocabulary_is_refused(device):
         ops.apply_bitmask(logits, rows, torch.zeros(1, 2, dtype=torch.int32, device=device))
 
 
-def test_a_row_of_nan_gives_some_token_of_the_vocabulary(device):
-    tokens, _ = ops.greedy(torch.full((1, 70), math.nan, device=device))
-    assert 0 <= int(tokens[0, 0]) < 70
+@pytest.mark.parametrize("value", [math.nan, -math.inf])
+def test_a_row_without_a_chance_gives_some_token_of_the_vocabulary(device, value):
+    logits = torch.full((70,), value, device=device)
+    assert 0 <= int(ops.likeliest(logits[None])[0]) < 70
+    assert 0 <= draw(logits, [0.5])[0] < 70
+    assert 0 <= draw(logits, [0.5], top_k=5, top_p=0.9)[0] < 70

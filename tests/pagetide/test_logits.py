@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from sampling_reference import edited, tokens_of
 
 from pagetide.logit_edits import LogitEdits, TokenMask
-from pagetide.logits import apply_bitmask, edit, is_nothing_left
+from pagetide.logits import edit, is_nothing_left
 from pagetide.request import Request, SamplingParams
+from pagetide_kernels import ops
 
 REPEATABLE = settings(
     derandomize=True, deadline=None, max_examples=150, suppress_health_check=[HealthCheck.too_slow]
@@ -136,7 +137,7 @@ def test_a_bitmask_in_xgrammars_form_changes_its_rows_and_no_other(vocab_size: i
     logits = torch.randn(5, vocab_size, generator=generator)
     before = logits.clone()
     words = torch.randint(-(2**31), 2**31, (2, -(-vocab_size // 32)), generator=generator, dtype=torch.int64)
-    apply_bitmask(logits, torch.tensor([4, 1]), words.to(torch.int32))
+    ops.apply_bitmask(logits, torch.tensor([4, 1]), words.to(torch.int32))
     for i, at in enumerate((4, 1)):
         bits = [int(words[i, j // 32]) >> j % 32 & 1 for j in range(vocab_size)]
         expected = [float(x) if bit else -math.inf for x, bit in zip(before[at], bits, strict=True)]
@@ -144,14 +145,9 @@ def test_a_bitmask_in_xgrammars_form_changes_its_rows_and_no_other(vocab_size: i
     assert torch.equal(logits[[0, 2, 3]], before[[0, 2, 3]])
 
 
-def test_masks_and_logits_stay_on_the_logits_device() -> None:
-    """A device of its own for tensors without data: mixing it with the CPU raises."""
-    everything = SamplingParams(
-        min_tokens=1,
-        presence_penalty=1,
-        logit_bias=((1, 1.0),),
-        allowed_token_ids=TokenMask.of([1, 2]),
-        bad_word_ids=((1,),),
-    )
-    add_rules(edits := LogitEdits(), 0, request(everything, [1, 2]), [3, 4])
+def test_bans_and_biases_are_on_the_logits_device() -> None:
+    """A device of its own for tensors without data: mixing it with the CPU raises. The other edits are ops of
+    the kernels, which refuse tensors of two devices by themselves."""
+    changes = SamplingParams(min_tokens=1, logit_bias=((1, 1.0),), bad_word_ids=((1,),))
+    add_rules(edits := LogitEdits(), 0, request(changes, [1, 2]), [3, 4])
     edit(torch.empty(1, VOCAB, device="meta"), edits)

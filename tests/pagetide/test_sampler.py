@@ -70,9 +70,8 @@ def test_a_temperature_next_to_zero_is_greedy() -> None:
 def test_every_tensor_of_a_draw_is_on_the_logits_device() -> None:
     """A device of its own for tensors without data: mixing it with the CPU raises."""
     sampled = rows([MIXED[3], MIXED[1]], [1, 2], [3, 4])
-    for group in sampler._groups(sampled, VOCAB, torch.device("meta")):
-        columns = (group.temperature, group.top_k, group.top_p, group.min_p, group.uniform)
-        assert {column.device.type for column in columns} == {"meta"}
+    columns = sampler._columns(sampled, [0, 1], torch.device("meta"))
+    assert {column.device.type for column in columns.values()} == {"meta"}
 
 
 def test_the_same_seed_and_position_repeat_and_others_differ() -> None:

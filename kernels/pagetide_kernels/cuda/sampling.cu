@@ -90,9 +90,10 @@ KERNEL __launch_bounds__(kThreads)
   }
 }
 
-// Probability mass as integers: sums don't depend on the order, so neither does the token.
+// Probability mass as integers: sums don't depend on the order, so neither does the token. NaN has none.
 DEVICE uint64_t mass_of(float logit, float largest, float scale) {
-  return static_cast<uint64_t>(exp2_fast((logit - largest) * scale) * 4294967296.0f);
+  float mass = exp2_fast((logit - largest) * scale);
+  return mass > 0 ? static_cast<uint64_t>(mass * 4294967296.0f) : 0;
 }
 
 struct FilterShared {
@@ -250,6 +251,10 @@ KERNEL __launch_bounds__(kThreads)
 
   int share = share_out(row, kept, shared.warp_mass);
   uint64_t total = total_of(shared.warp_mass);
+  if (total == 0) {  // nothing to draw from: a row of NaN, or all of it is forbidden
+    if (threadIdx.x == 0) tokens[index] = vocab_size - 1;
+    return;
+  }
   uint64_t target = static_cast<uint64_t>(static_cast<double>(total) * uniform[index]);
   target = target < total ? target : total - 1;
   int owner = 0;
