@@ -11,8 +11,8 @@ from pagetide_client.errors import (
     ServerUnavailable,
     Timeout,
 )
-from pagetide_client.options import Message, Prompt, Sampling, Timeouts
-from pagetide_client.results import Delta, Logprob, ModelVersion, Result
+from pagetide_client.options import Message, Prompt, Sampling, Timeouts, Tool
+from pagetide_client.results import Delta, Logprob, ModelVersion, Result, Sample
 from pagetide_client.statistics import PlannedStep, Statistics, TenantQueue
 
 __all__ = [
@@ -30,6 +30,7 @@ __all__ = [
     "PlannedStep",
     "Prompt",
     "Result",
+    "Sample",
     "Sampling",
     "ServerError",
     "ServerUnavailable",
@@ -38,4 +39,5 @@ __all__ = [
     "TenantQueue",
     "Timeout",
     "Timeouts",
+    "Tool",
 ]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import deque
+from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +15,7 @@ from tritonclient.grpc import service_pb2_grpc
 
 from pagetide_client import wire
 from pagetide_client.errors import Cancelled, from_rpc
-from pagetide_client.options import DEFAULT_URL, Prompt, Sampling, Timeouts, address
+from pagetide_client.options import DEFAULT_URL, Ask, Prompt, Sampling, Timeouts, Tool, address
 from pagetide_client.results import Collector, Delta, ModelVersion, Result
 from pagetide_client.statistics import Statistics
 
@@ -48,10 +50,13 @@ class AsyncClient:
         version: str = "",
         request_id: str = "",
         timeouts: Timeouts | None = None,
+        tools: Sequence[Tool] | None = None,
+        details: bool = False,
         **sampling: Unpack[Sampling],
     ) -> Result:
         """The whole completion of `prompt`, in one response. Raises a PagetideError."""
-        stream = AsyncStream(self, False, prompt, model, version, request_id, timeouts, sampling)
+        ask = Ask(prompt, False, model, version, request_id, tools, details, sampling)
+        stream = AsyncStream(self, ask, timeouts)
         async with stream:
             async for _ in stream:
                 pass
@@ -65,6 +70,8 @@ class AsyncClient:
         version: str = "",
         request_id: str = "",
         timeouts: Timeouts | None = None,
+        tools: Sequence[Tool] | None = None,
+        details: bool = False,
         **sampling: Unpack[Sampling],
     ) -> AsyncStream:
         """A generation's deltas as they come; it starts at the first one asked for.
@@ -72,7 +79,8 @@ class AsyncClient:
         Raises a PagetideError while iterating. Leaving the stream's `async with` block, `cancel`, dropping
         the stream and cancelling the task that waits for it cancel the request on the server.
         """
-        return AsyncStream(self, True, prompt, model, version, request_id, timeouts, sampling)
+        ask = Ask(prompt, True, model, version, request_id, tools, details, sampling)
+        return AsyncStream(self, ask, timeouts)
 
     async def models(self) -> list[ModelVersion]:
         """Every model version the server knows, loaded or not."""
@@ -105,20 +113,10 @@ class AsyncClient:
     ) -> None:
         await self.close()
 
-    async def start(
-        self,
-        stream: bool,
-        prompt: Prompt,
-        model: str | None,
-        version: str,
-        request_id: str,
-        timeouts: Timeouts,
-        sampling: Sampling,
-    ) -> Any:
+    async def start(self, ask: Ask, timeouts: Timeouts) -> Any:
         """Connects if need be and sends the request; gives the gRPC call."""
         await self._connect()
-        name = model or await self._default_model()
-        request = wire.infer_request(name, version, request_id, prompt, stream, sampling)
+        request = wire.infer_request(ask.model or await self._default_model(), ask)
         return self._stub.ModelStreamInfer(iter((request,)), timeout=timeouts.total_s)
 
     async def _default_model(self) -> str:
@@ -159,23 +157,14 @@ class AsyncClient:
 class AsyncStream:
     """One request as an asynchronous iterator over its deltas; one task iterates."""
 
-    def __init__(
-        self,
-        client: AsyncClient,
-        stream: bool,
-        prompt: Prompt,
-        model: str | None,
-        version: str,
-        request_id: str,
-        timeouts: Timeouts | None,
-        sampling: Sampling,
-    ) -> None:
+    def __init__(self, client: AsyncClient, ask: Ask, timeouts: Timeouts | None) -> None:
         self._call: Any = None
         self._cancelled = False
         self._client = client
         self._timeouts = timeouts or client.timeouts
-        self._arguments = (stream, prompt, model, version, request_id, self._timeouts, sampling)
+        self._ask = ask
         self._collector = Collector()
+        self._pending: deque[Delta] = deque()
 
     @property
     def result(self) -> Result:
@@ -194,17 +183,20 @@ class AsyncStream:
     async def __anext__(self) -> Delta:
         if self._cancelled:
             raise Cancelled("the stream was cancelled")
+        while not self._pending:
+            self._pending.extend(self._collector.take(await self._next_deltas()))
+        return self._pending.popleft()
+
+    async def _next_deltas(self) -> list[Delta]:
         if self._call is None:
-            self._call = await self._client.start(*self._arguments)
+            self._call = await self._client.start(self._ask, self._timeouts)
         message = await self._read()
         if message is grpc.aio.EOF:
             self._collector.check_finished(self._client.url)
             raise StopAsyncIteration
         if wire.is_last(message):
             await self._see_the_end()
-        delta = wire.delta(message)
-        self._collector.add(delta)
-        return delta
+        return wire.deltas(message)
 
     async def __aenter__(self) -> Self:
         return self

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections import deque
+from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,7 @@ from tritonclient.grpc import service_pb2_grpc
 
 from pagetide_client import wire
 from pagetide_client.errors import PagetideError, from_rpc
-from pagetide_client.options import DEFAULT_URL, Prompt, Sampling, Timeouts, address
+from pagetide_client.options import DEFAULT_URL, Ask, Prompt, Sampling, Timeouts, Tool, address
 from pagetide_client.results import Collector, Delta, ModelVersion, Result
 from pagetide_client.statistics import Statistics
 
@@ -56,10 +57,17 @@ class Client:
         version: str = "",
         request_id: str = "",
         timeouts: Timeouts | None = None,
+        tools: Sequence[Tool] | None = None,
+        details: bool = False,
         **sampling: Unpack[Sampling],
     ) -> Result:
-        """The whole completion of `prompt`, in one response. Raises a PagetideError."""
-        with self._start(False, prompt, model, version, request_id, timeouts, sampling) as stream:
+        """The whole completion of `prompt`, in one response. Raises a PagetideError.
+
+        `tools` go to the chat template with messages. `details` fills those fields of `Sample` that are
+        None or empty without it.
+        """
+        ask = Ask(prompt, False, model, version, request_id, tools, details, sampling)
+        with self._start(ask, timeouts) as stream:
             for _ in stream:
                 pass
         return stream.result
@@ -72,6 +80,8 @@ class Client:
         version: str = "",
         request_id: str = "",
         timeouts: Timeouts | None = None,
+        tools: Sequence[Tool] | None = None,
+        details: bool = False,
         **sampling: Unpack[Sampling],
     ) -> Stream:
         """Starts a generation; the stream gives its deltas as they come. Both raise a PagetideError.
@@ -79,7 +89,8 @@ class Client:
         Leaving the stream's `with` block, `Stream.cancel` and dropping the stream cancel the request on
         the server. `version` "" is the newest one.
         """
-        return self._start(True, prompt, model, version, request_id, timeouts, sampling)
+        ask = Ask(prompt, True, model, version, request_id, tools, details, sampling)
+        return self._start(ask, timeouts)
 
     def models(self) -> list[ModelVersion]:
         """Every model version the server knows, loaded or not."""
@@ -112,19 +123,9 @@ class Client:
     ) -> None:
         self.close()
 
-    def _start(
-        self,
-        stream: bool,
-        prompt: Prompt,
-        model: str | None,
-        version: str,
-        request_id: str,
-        timeouts: Timeouts | None,
-        sampling: Sampling,
-    ) -> Stream:
+    def _start(self, ask: Ask, timeouts: Timeouts | None) -> Stream:
         timeouts = timeouts or self.timeouts
-        name = model or self._default_model()
-        request = wire.infer_request(name, version, request_id, prompt, stream, sampling)
+        request = wire.infer_request(ask.model or self._default_model(), ask)
         self._connect()
         call = self._stub.ModelStreamInfer(iter((request,)), timeout=timeouts.total_s)
         return Stream(call, self.url, timeouts)
@@ -160,6 +161,7 @@ class Stream:
         self._url = url
         self._timeouts = timeouts
         self._collector = Collector()
+        self._pending: deque[Delta] = deque()
         self._watchdog = _Watchdog(call, timeouts.first_token_s)
 
     @property
@@ -176,8 +178,13 @@ class Stream:
         return self
 
     def __next__(self) -> Delta:
+        while not self._pending:
+            self._pending.extend(self._collector.take(self._next_deltas()))
+        return self._pending.popleft()
+
+    def _next_deltas(self) -> list[Delta]:
         try:
-            delta = self._receive()
+            return self._receive()
         except StopIteration:
             self._collector.check_finished(self._url)
             raise
@@ -185,8 +192,6 @@ class Stream:
             raise self._reason(error) from None
         finally:
             self._watchdog.stop()
-        self._collector.add(delta)
-        return delta
 
     def __enter__(self) -> Self:
         return self
@@ -199,7 +204,7 @@ class Stream:
     def __del__(self) -> None:
         self.cancel()
 
-    def _receive(self) -> Delta:
+    def _receive(self) -> list[Delta]:
         """Waits for the call's end before the last delta or an error is seen.
 
         A cancel that meets that end makes tritonserver 24.10 keep the request for ever, and its model loaded.
@@ -208,7 +213,7 @@ class Stream:
         if wire.is_last(message):
             with contextlib.suppress(grpc.RpcError):
                 deque(self._call, maxlen=0)
-        return wire.delta(message)
+        return wire.deltas(message)
 
     def _reason(self, error: grpc.RpcError) -> PagetideError:
         if self._watchdog.expired:

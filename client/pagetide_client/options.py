@@ -15,17 +15,22 @@ DEFAULT_MODEL = "smollm2"
 Message = Mapping[str, Any]
 """One chat message, `{"role": "user", "content": "..."}`."""
 
-Prompt = str | Sequence[Message]
-"""Text to complete, or chat messages that the server renders with the model's chat template."""
+Tool = Mapping[str, Any]
+"""A tool the model may call, `{"type": "function", "function": {"name": "...", "parameters": {...}}}`."""
+
+Prompt = str | Sequence[Message] | Sequence[int]
+"""Text to complete, chat messages that the server renders with the model's chat template, or token ids."""
 
 
 class Sampling(TypedDict, total=False):
     """Sampling parameters; what is left out takes the server's default. Names and meanings are vLLM's.
 
+    `n` samples of one prompt come side by side, each as its seed, `seed` plus its index, would give it alone.
     The last four say how to schedule the request: whose it is (tenants share the machine fairly), lower
     `priority` first among a tenant's own, the longest it may take, and who may share its cached prefix.
     """
 
+    n: int
     max_tokens: int
     min_tokens: int
     temperature: float
@@ -52,6 +57,20 @@ class Sampling(TypedDict, total=False):
     priority: int
     timeout_s: float
     cache_salt: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One request. `model` None is the client's own; `details` asks for what costs extra (`Sample`)."""
+
+    prompt: Prompt
+    stream: bool
+    model: str | None
+    version: str
+    request_id: str
+    tools: Sequence[Tool] | None
+    details: bool
+    sampling: Sampling
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,38 +14,31 @@ import grpc
 from tritonclient.grpc import service_pb2 as pb
 
 from pagetide_client.errors import InvalidRequest, ModelNotFound, ServerError, ServerUnavailable, from_message
-from pagetide_client.options import DEFAULT_MODEL, Prompt
+from pagetide_client.options import DEFAULT_MODEL, Ask, Prompt
 from pagetide_client.results import Delta, Logprob, ModelVersion
 from pagetide_client.statistics import Statistics, parse
 
 _LOOPBACK = ("127.", "localhost:", "[::1]:")
 
-_FLAGS = (
-    "exclude_input_in_output",
-    "return_finish_reason",
-    "return_num_input_tokens",
-    "return_num_output_tokens",
-)
-_OUTPUTS = ("text_output", "finish_reason", "num_input_tokens", "num_output_tokens")
+_OUTPUTS = ("finish_reason", "num_input_tokens", "num_output_tokens")
+_LOGPROBS = ("logprobs", "cumulative_logprob")
+_DETAILS = ("stop_reason", "token_ids", "num_cached_tokens", "queue_time_s", "prefill_time_s")
 _UNFINISHED = ("", "None")
-_NUMBERS = {"FP32": "f", "UINT32": "I"}
+_NUMBERS = {"FP32": "f", "UINT32": "I", "INT32": "i"}
 
 
-def infer_request(
-    model: str, version: str, request_id: str, prompt: Prompt, stream: bool, sampling: Mapping[str, Any]
-) -> Any:
+def infer_request(model: str, ask: Ask) -> Any:
     """The ModelInferRequest of one generation."""
-    request = pb.ModelInferRequest(model_name=model, model_version=version, id=request_id)
-    if isinstance(prompt, str):
-        _add_string(request, "text_input", prompt)
-    else:
-        _add_string(request, "messages", json.dumps(list(prompt), ensure_ascii=False))
-    _add_string(request, "sampling_parameters", json.dumps(sampling, default=list))
-    with_logprobs = sampling.get("logprobs") is not None
-    for flag in _FLAGS + (("return_logprobs", "return_cumulative_logprob") if with_logprobs else ()):
-        _add_flag(request, flag, True)
-    _add_flag(request, "stream", stream)
-    for output in _OUTPUTS + (("logprobs", "cumulative_logprob") if with_logprobs else ()):
+    request = pb.ModelInferRequest(model_name=model, model_version=ask.version, id=ask.request_id)
+    _add_prompt(request, ask.prompt)
+    if ask.tools is not None:
+        _add_string(request, "tools", json.dumps(list(ask.tools), ensure_ascii=False))
+    _add_string(request, "sampling_parameters", json.dumps(ask.sampling, default=list))
+    _add_flag(request, "exclude_input_in_output", True)
+    _add_flag(request, "stream", ask.stream)
+    request.outputs.add(name="text_output")
+    for output in _outputs(ask):
+        _add_flag(request, f"return_{output}", True)
         request.outputs.add(name=output)
     return request
 
@@ -64,8 +57,8 @@ def is_last(message: Any) -> bool:
     return bool(message.error_message) or (final is not None and final.bool_param)
 
 
-def delta(message: Any) -> Delta:
-    """The delta in one ModelStreamInferResponse; raises the PagetideError it carries instead."""
+def deltas(message: Any) -> list[Delta]:
+    """What one ModelStreamInferResponse has of each sample; raises the PagetideError it carries instead."""
     if message.error_message:
         raise from_message(message.error_message)
     response = message.infer_response
@@ -73,22 +66,42 @@ def delta(message: Any) -> Delta:
         tensor.name: _values(tensor.datatype, raw)
         for tensor, raw in zip(response.outputs, response.raw_output_contents, strict=True)
     }
-    reason = _first(values, "finish_reason")
+    return [_delta(values, sample) for sample in range(len(values.get("text_output", ())))]
+
+
+def _delta(values: Mapping[str, list[Any]], sample: int) -> Delta:
+    def value(name: str) -> Any:
+        found = values.get(name)
+        return found[sample] if found else None
+
     return Delta(
-        text=_first(values, "text_output") or "",
-        num_output_tokens=_first(values, "num_output_tokens") or 0,
-        num_input_tokens=_first(values, "num_input_tokens"),
-        finish_reason=None if reason in _UNFINISHED else reason,
-        cumulative_logprob=_first(values, "cumulative_logprob"),
-        logprobs=_logprobs(_first(values, "logprobs")),
+        text=value("text_output"),
+        num_output_tokens=value("num_output_tokens") or 0,
+        num_input_tokens=values.get("num_input_tokens", [None])[0],
+        finish_reason=None if value("finish_reason") in _UNFINISHED else value("finish_reason"),
+        cumulative_logprob=value("cumulative_logprob"),
+        logprobs=_logprobs(value("logprobs")),
+        sample=sample,
+        stop_reason=json.loads(value("stop_reason") or "null"),
+        token_ids=_token_ids(values, sample),
+        num_cached_tokens=value("num_cached_tokens"),
+        queue_time_s=value("queue_time_s"),
+        prefill_time_s=value("prefill_time_s"),
     )
+
+
+def _token_ids(values: Mapping[str, list[Any]], sample: int) -> tuple[int, ...]:
+    """The samples' ids stand one after the other."""
+    counts = values.get("num_output_tokens", [])
+    start = sum(counts[:sample])
+    return tuple(values.get("token_ids", [])[start : start + counts[sample]]) if counts else ()
 
 
 def statistics(messages: Sequence[Any], url: str) -> Statistics:
     """What a call with a `statistics_request` brought; raises the PagetideError it carries instead."""
     if not messages:
         raise ServerError(f"the server at {url} ended the call without statistics")
-    return parse(delta(messages[0]).text)
+    return parse(deltas(messages[0])[0].text)
 
 
 def channel_options(url: str) -> tuple[tuple[str, int], ...]:
@@ -121,6 +134,24 @@ def choose_model(models: Iterable[ModelVersion], url: str) -> str:
     raise ModelNotFound(f"several models are ready at {url}, name one of {', '.join(ready)}")
 
 
+def _outputs(ask: Ask) -> tuple[str, ...]:
+    logprobs = _LOGPROBS if ask.sampling.get("logprobs") is not None else ()
+    return (*_OUTPUTS, *logprobs, *(_DETAILS if ask.details else ()))
+
+
+def _add_prompt(request: Any, prompt: Prompt) -> None:
+    if isinstance(prompt, str):
+        _add_string(request, "text_input", prompt)
+    elif not prompt or isinstance(prompt[0], Mapping):
+        _add_string(request, "messages", json.dumps(list(prompt), ensure_ascii=False))
+    else:
+        tensor = request.inputs.add(name="input_ids", datatype="INT32", shape=[len(prompt)])
+        try:
+            tensor.contents.int_contents.extend(prompt)
+        except (TypeError, ValueError) as error:
+            raise InvalidRequest(f"the prompt is no list of token ids: {error}") from None
+
+
 def _add_string(request: Any, name: str, value: str) -> None:
     try:
         data = value.encode()
@@ -149,11 +180,6 @@ def _strings(raw: bytes) -> Iterable[str]:
         (length,) = struct.unpack_from("<I", raw, offset)
         offset += 4 + length
         yield raw[offset - length : offset].decode(errors="replace")
-
-
-def _first(values: Mapping[str, list[Any]], name: str) -> Any:
-    found = values.get(name)
-    return found[0] if found else None
 
 
 def _logprobs(text: str | None) -> tuple[tuple[Logprob, ...], ...]:

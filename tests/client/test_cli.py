@@ -37,6 +37,15 @@ def test_streamed_unstreamed_and_json_hold_the_same_text(cli: Run) -> None:
     assert (result["num_input_tokens"], result["num_output_tokens"]) == (5, 12)
 
 
+def test_samples_are_numbered(cli: Run) -> None:
+    asked = ("generate", "Hello", "--n", "2", "--seed", "3", "--max-tokens", "6")
+    done = cli(*asked)
+    samples = json.loads(cli(*asked, "--json").stdout)["samples"]
+    texts = [f"[{index}] {sample['text']}\n" for index, sample in enumerate(samples)]
+    assert "".join(texts).encode() == done.stdout
+    assert len(texts) == 2
+
+
 def test_a_prompt_may_come_from_stdin(cli: Run) -> None:
     argument = cli("generate", "Héllo 😀, the capital of France is", *GREEDY)
     stdin = cli("generate", "-", *GREEDY, stdin="Héllo 😀, the capital of France is\n".encode())

@@ -172,7 +172,7 @@ def test_models_lists_versions_and_states(client: Client) -> None:
 
 def test_the_client_knows_the_servers_sampling_parameters() -> None:
     served = {field.name for kind in (SamplingParams, Terms) for field in fields(kind)}
-    assert set(Sampling.__annotations__) == served - {"bad_word_ids"}, "those are made of bad_words"
+    assert set(Sampling.__annotations__) == served - {"bad_word_ids"} | {"n"}, "those are made of bad_words"
 
 
 def test_an_engine_tells_what_it_does_while_it_works(
@@ -191,3 +191,44 @@ def test_an_engine_tells_what_it_does_while_it_works(
             return await asynchronous.statistics(model="smollm2", version="1")
 
     assert asyncio.run(idle()).tenants == []
+
+
+def test_samples_stream_side_by_side_and_are_what_their_seeds_give(client: Client) -> None:
+    alone = [client.generate(PROMPT, max_tokens=12, seed=seed).text for seed in (5, 6, 7)]
+    with client.stream(PROMPT, max_tokens=12, seed=5, n=3) as stream:
+        deltas = list(stream)
+    joined = ["".join(delta.text for delta in deltas if delta.sample == i) for i in range(3)]
+    assert joined == [sample.text for sample in stream.result.samples] == alone
+    assert [sample.finish_reason for sample in stream.result.samples] == ["length"] * 3
+    assert [sample.num_output_tokens for sample in stream.result.samples] == [12] * 3
+    assert stream.result.num_output_tokens == 36
+    whole = client.generate(PROMPT, max_tokens=12, seed=5, n=3)
+    assert [sample.text for sample in whole.samples] == alone
+
+
+def test_details_are_there_when_asked_for(client: Client) -> None:
+    first = client.generate(PROMPT, max_tokens=8, temperature=0, details=True, stop=" the").samples[0]
+    assert len(first.token_ids) == first.num_output_tokens
+    assert first.queue_time_s is not None
+    assert first.prefill_time_s
+    again = client.generate(PROMPT, max_tokens=8, temperature=0, details=True)
+    assert 0 < (again.samples[0].num_cached_tokens or 0) < again.num_input_tokens
+    assert client.generate(PROMPT, max_tokens=8).samples[0].token_ids == ()
+
+
+def test_token_ids_are_a_prompt(client: Client) -> None:
+    first = client.generate("Hello", max_tokens=8, temperature=0, details=True)
+    ids = first.samples[0].token_ids
+    assert client.generate(list(ids), max_tokens=4, temperature=0).num_input_tokens == len(ids)
+    with pytest.raises(InvalidRequest, match=r"input_ids\[1\] is 99999; it must be a whole number"):
+        client.generate([1, 99_999])
+    with pytest.raises(InvalidRequest, match="the prompt is no list of token ids"):
+        client.generate([1, 2**40])
+
+
+def test_tools_go_with_messages_only(client: Client) -> None:
+    tools = [{"type": "function", "function": {"name": "weather", "parameters": {}}}]
+    question = {"role": "user", "content": "Weather in Oslo?"}
+    assert client.generate([question], tools=tools, max_tokens=4, temperature=0).text
+    with pytest.raises(InvalidRequest, match="tools is given with text_input"):
+        client.generate("Hello", tools=tools)

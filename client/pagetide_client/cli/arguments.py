@@ -32,6 +32,7 @@ TopP = Annotated[float | None, typer.Option(help="Keep the likeliest tokens that
 TopK = Annotated[int | None, typer.Option(help="Keep this many of the likeliest tokens.")]
 MinP = Annotated[float | None, typer.Option(help="Drop tokens less likely than this share of the likeliest.")]
 Seed = Annotated[int | None, typer.Option(help="The same seed gives the same text.")]
+N = Annotated[int | None, typer.Option("--n", min=1, help="Samples of the prompt, side by side.")]
 Stop = Annotated[list[str] | None, typer.Option(help="Text that ends the output; may be repeated.")]
 TimeoutS = Annotated[float | None, typer.Option(help="Seconds for the whole answer.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
@@ -48,6 +49,6 @@ def sampling(**given: object) -> Sampling:
 
     Without any that shapes a random draw the output is greedy: a terminal wants the likeliest text.
     """
-    if all(given[name] is None for name in ("temperature", "top_p", "top_k", "min_p", "seed")):
+    if all(given.get(name) is None for name in ("temperature", "top_p", "top_k", "min_p", "seed", "n")):
         given["temperature"] = 0.0
     return {name: value for name, value in given.items() if value is not None}  # type: ignore[return-value]

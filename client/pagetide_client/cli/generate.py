@@ -22,6 +22,7 @@ def generate(
     top_k: arguments.TopK = None,
     min_p: arguments.MinP = None,
     seed: arguments.Seed = None,
+    n: arguments.N = None,
     stop: arguments.Stop = None,
     url: arguments.Url = arguments.DEFAULT,
     model: arguments.Model = None,
@@ -41,15 +42,16 @@ def generate(
         top_k=top_k,
         min_p=min_p,
         seed=seed,
+        n=n,
         stop=stop or None,
     )
     text = read_stdin() if prompt == "-" else prompt
     with arguments.connect(url, model, timeout_s) as client:
-        if stream and not as_json:
+        if stream and not as_json and (n or 1) == 1:
             result = show_stream(client.stream(text, version=version, **parameters))
         else:
-            result = client.generate(text, version=version, **parameters)
-            terminal.show(to_json(result) if as_json else f"{result.text}\n")
+            result = client.generate(text, version=version, details=as_json, **parameters)
+            terminal.show(to_json(result) if as_json else to_text(result))
     if sys.stderr.isatty() if stats is None else stats:
         sys.stderr.write(f"{stats_line(result)}\n")
 
@@ -68,6 +70,13 @@ def show_stream(stream: Stream) -> Result:
         for delta in stream:
             show(delta.text)
     return stream.result
+
+
+def to_text(result: Result) -> str:
+    """Several samples are numbered."""
+    if len(result.samples) == 1:
+        return f"{result.text}\n"
+    return "".join(f"[{index}] {sample.text}\n" for index, sample in enumerate(result.samples))
 
 
 def to_json(result: Result) -> str:
