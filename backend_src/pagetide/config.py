@@ -46,8 +46,9 @@ class Settings:
     `kv_cache_bytes` bounds the KV cache: it is claimed at start and never grows. So does `host_cache_bytes`
     the host tier, which keeps evicted blocks in main memory; 0 keeps none.
     `max_model_len` None takes what the checkpoint was trained for. `num_threads` 0 takes every core.
-    `tenants` gives shares and limits by name (`tenant_policy.parse_policies`); one step of priority is
-    worth `priority_ageing_s` of waiting; no sequence is preempted more than `max_preemptions` times.
+    `tenants` gives shares and limits by name (`tenant_policy.parse_policies`). `tenant_header` is the
+    forwarded header that says whose a request is; "" lets requests say it. One step of priority is worth
+    `priority_ageing_s` of waiting; no sequence is preempted more than `max_preemptions` times.
     Streams together get at most `max_responses_per_s` responses, not counting first tokens and ends: beyond
     that, a stream's tokens are merged; 0 chooses by device.
     At most `max_waiting` requests wait, with at most `max_waiting_tokens` tokens of prompts (None: no limit).
@@ -77,6 +78,7 @@ class Settings:
     max_logprobs: int = 20
     prefix_cache: bool = True
     tenants: Mapping[str, Any] = field(default_factory=dict)
+    tenant_header: str = ""
     priority_ageing_s: float = 10.0
     max_preemptions: int = 3
     target_itl_ms: float | None = None

@@ -15,7 +15,7 @@ from pagetide.parse_limits import RequestLimits
 from pagetide.parse_prompt import Prompt, parse_prompt
 from pagetide.parse_sampling import load_object, sampling_params
 from pagetide.parse_tensors import Tensors, num_bytes, own_parameters, single, single_bytes
-from pagetide.parse_terms import Terms, take_terms
+from pagetide.parse_terms import Terms, header_tenant, take_terms
 from pagetide.parse_values import InvalidArgumentError, boolean
 from pagetide.request import SamplingParams
 
@@ -51,7 +51,7 @@ def parse_request(tensors: Tensors, parameters: str, limits: RequestLimits) -> P
     source, prompt = parse_prompt(tensors, limits.max_prompt_bytes, limits.vocab_size)
     returned = frozenset(name for name in RETURNED if options[f"return_{name}"])
     asked = _asked(tensors, own)
-    terms = take_terms(asked)
+    terms = _terms(asked, parameters, limits.tenant_header)
     num_samples = limits.take_n(asked)
     params = limits.check_params(sampling_params(asked, limits.vocab_size), asked)
     _check_samples_differ(num_samples, params)
@@ -62,6 +62,19 @@ def parse_request(tensors: Tensors, parameters: str, limits: RequestLimits) -> P
     echo = _echo(prompt, options)
     stream = bool(options["stream"])
     return ParsedRequest(prompt, echo, stream, returned, params, terms, source, num_samples)
+
+
+def _terms(asked: dict[str, Any], parameters: str, header: str) -> Terms:
+    """Where no header says whose the request is, it says so itself."""
+    if not header:
+        return take_terms(asked)
+    tenant = header_tenant(parameters, header)
+    for own in [each for each in asked if each.lower() == header.lower()]:
+        del asked[own]
+    if asked.get("tenant") is not None:
+        told = f"tenant is {asked['tenant']!r}; leave it out, as the header {header} says it here"
+        raise InvalidArgumentError(told)
+    return replace(take_terms(asked), tenant=tenant)
 
 
 def _is_ours(name: str) -> bool:

@@ -28,6 +28,7 @@ class RequestLimits:
     max_output_tokens: int
     max_n: int
     max_logprobs: int
+    tenant_header: str = ""
 
     @classmethod
     def of(cls, settings: Settings, max_model_len: int, vocab_size: int) -> RequestLimits:
@@ -40,6 +41,7 @@ class RequestLimits:
             max_output_tokens=settings.max_output_tokens or max_model_len,
             max_n=settings.max_n,
             max_logprobs=settings.max_logprobs,
+            tenant_header=settings.tenant_header,
         )
 
     def check_bytes(self, num_bytes: int) -> None:

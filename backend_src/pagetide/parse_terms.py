@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from typing import Any
 
-from pagetide.parse_values import Convert, integer, real, refuse
+from pagetide.parse_values import Convert, InvalidArgumentError, integer, real, refuse
 
 MOST_NAME_LENGTH = 256
 MOST_PRIORITY = 10
@@ -50,6 +51,20 @@ def take_terms(values: dict[str, Any]) -> Terms:
     return Terms(
         **{field: FIELDS[field](field, value) for field, value in given.items() if value is not None}
     )
+
+
+def header_tenant(parameters: str, header: str) -> str:
+    """The tenant in a header that Triton forwards as a request parameter; "" without it.
+
+    `parameters` is their JSON, in which a parameter that the client gave the header's name stands beside the
+    header: before or after it, as the protocol has it. Names of headers have no case. Raises
+    InvalidArgumentError if the tenant is no name, or given twice and not the same.
+    """
+    pairs: list[tuple[str, Any]] = json.loads(parameters, object_pairs_hook=list) if parameters else []
+    tenants = [name(field, value) for field, value in pairs if field.lower() == header.lower()]
+    if len(set(tenants)) > 1:
+        raise InvalidArgumentError(f"{header} is given {len(tenants)} times, for different tenants")
+    return tenants[0] if tenants else ""
 
 
 def _is_unicode(text: str) -> bool:

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
+from parse_world import LIMITS, parse, text
 
 from pagetide.parse_terms import Terms, take_terms
 from pagetide.parse_values import InvalidArgumentError
@@ -32,3 +34,30 @@ def test_without_terms_and_with_null_the_defaults_hold() -> None:
 def test_wrong_terms_are_refused_with_their_limits(values: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidArgumentError, match=message):
         take_terms(values)
+
+
+HEADER = replace(LIMITS, tenant_header="X-Tenant")
+
+
+def test_a_header_says_whose_a_request_is_whatever_else_it_has() -> None:
+    asked = text('{"top_k": 3}')
+    assert parse({"x-tenant": "acme"}, HEADER).terms.tenant == "acme"
+    assert parse({"X-Tenant": "acme"}, HEADER, sampling_parameters=asked).terms.tenant == "acme"
+    assert parse({"priority": 3}, HEADER).terms.tenant == ""
+    assert parse({"tenant": "acme"}).terms.tenant == "acme"
+
+
+def test_a_request_can_not_say_otherwise_than_its_header() -> None:
+    duplicates = '{"x-tenant": "acme", "x-tenant": "blue"}'
+    for parameters, message in (
+        (duplicates, "X-Tenant is given 2 times, for different tenants"),
+        (
+            {"x-tenant": "acme", "tenant": "blue"},
+            "tenant is 'blue'; leave it out, as the header X-Tenant says it",
+        ),
+        ({"tenant": "blue"}, "tenant is 'blue'; leave it out"),
+        ({"x-tenant": "acme", "X-TENANT": "blue"}, "X-Tenant is given 2 times, for different tenants"),
+        ({"x-tenant": 3}, "x-tenant is 3; it must be a string of at most 256 characters"),
+    ):
+        with pytest.raises(InvalidArgumentError, match=message):
+            parse(parameters, HEADER)
