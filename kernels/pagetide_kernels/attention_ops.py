@@ -7,8 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from pagetide_kernels import checks
-from pagetide_kernels.backend import kernels_for, must_check
+from pagetide_kernels.backend import kernels_for
 from pagetide_kernels.binding import ArgumentError
 from pagetide_kernels.cpu import memory
 
@@ -60,8 +59,6 @@ def paged_attention(
     kernels = kernels_for("paged_attention", "query", query)
     if out is None:
         out = torch.empty_like(query, memory_format=torch.contiguous_format)
-    if must_check(kernels):
-        checks.paged_attention(kv_cache, block_table, query_starts, kv_lens, window)
     tensors = (out, query, kv_cache, block_table, query_starts, kv_lens)
     kernels.paged_attention(tensors, (scale, window, soft_cap, key_scale, value_scale), max_query_len)
     return out
@@ -88,8 +85,6 @@ def write_kv(
         ArgumentError: an argument of the wrong kind, or a slot outside the cache.
     """
     kernels = kernels_for("write_kv", "key", key)
-    if must_check(kernels):
-        checks.slots("write_kv", kv_cache, slots)
     kernels.write_kv((kv_cache, key, value, slots), (key_scale, value_scale))
 
 
@@ -123,8 +118,6 @@ def split_qkv(
         ArgumentError: an argument of the wrong kind, or a slot outside the cache.
     """
     kernels = kernels_for("split_qkv", "qkv", qkv)
-    if must_check(kernels):
-        checks.slots("split_qkv", kv_cache, slots)
     query = torch.empty(_query_shape(qkv, kv_cache), dtype=qkv.dtype, device=qkv.device)
     tensors = (query, kv_cache, qkv, cos, sin, slots, norm)
     kernels.split_qkv(tensors, (epsilon, key_scale, value_scale))
@@ -154,8 +147,6 @@ def move_blocks(
     if to_ids is None and source_ids is None:
         raise ArgumentError("move_blocks: to_ids and source_ids are None; expected at least one")
     tensors = (_as_bytes("to", to), _as_bytes("source", source), to_ids, source_ids)
-    if must_check(kernels):
-        checks.move_blocks(*tensors)
     kernels.move_blocks(tensors)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
@@ -20,11 +19,8 @@ Tensors = Sequence[Tensor | None]
 class Kernels(Protocol):
     """One device's kernels, a method for each op: tensors and scalars in the order of its signature.
 
-    Each raises ArgumentError when an argument is of the wrong kind. `checks_indices`: also when an index
-    points outside; the others are checked from the host, on request.
+    Each raises ArgumentError when an argument is of the wrong kind, or an index is found to point outside.
     """
-
-    checks_indices: bool
 
     def paged_attention(
         self, tensors: Tensors, scalars: Sequence[Number], max_query_len: int | None
@@ -57,11 +53,6 @@ def kernels_for(op: str, argument: str, tensor: object) -> Kernels:
         known = " or ".join(_MODULES)
         raise ArgumentError(f"{op}: {argument} is on device {tensor.device}; expected {known}")
     return _kernels(module, tensor.device)
-
-
-def must_check(kernels: Kernels) -> bool:
-    """Whether what indices point to is to be checked from the host, which waits for the device."""
-    return not kernels.checks_indices and os.environ.get("PAGETIDE_DEBUG") == "1"
 
 
 @contextmanager

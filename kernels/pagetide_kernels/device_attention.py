@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pagetide_kernels.attention_plan import (
@@ -15,7 +14,7 @@ from pagetide_kernels.attention_plan import (
     max_runs,
 )
 from pagetide_kernels.backend import Tensors
-from pagetide_kernels.binding import ArgumentError, Bound, Number, Signature
+from pagetide_kernels.binding import ArgumentError, Bound, Signature
 from pagetide_kernels.device_signatures import CACHES, ELEMENTS, PAGED_ATTENTION, head_problem
 from pagetide_kernels.launch import Launch, Launcher
 
@@ -39,19 +38,14 @@ class _Call:
 
 
 def paged_attention(
-    launcher: Launcher,
-    tensors: Tensors,
-    scalars: Sequence[Number],
-    max_query_len: int | None = None,
+    launcher: Launcher, bound: Bound, tensors: Tensors, max_query_len: int | None = None
 ) -> None:
-    """`tensors` and `scalars` as in device_signatures.PAGED_ATTENTION. `max_query_len`, where the caller
-    knows it on the host, spares launches for longer queries than the batch has.
+    """`bound` are `tensors` and scalars as in device_signatures.PAGED_ATTENTION. `max_query_len`, where the
+    caller knows it on the host, spares launches for longer queries than the batch has.
 
     Raises:
-        ArgumentError: an argument of the wrong kind, or a head size, group size or format that no kernel
-            is built for.
+        ArgumentError: a head size, group or format that no kernel is built for, or a scalar out of range.
     """
-    bound = PAGED_ATTENTION.bind(tensors, scalars)
     num_tokens = bound.form.sizes["T"]
     longest = num_tokens if max_query_len is None else min(max_query_len, num_tokens)
     call = _Call(launcher, bound, tensors, _form(bound), longest)

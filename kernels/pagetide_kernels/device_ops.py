@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from pagetide_kernels import device_attention
+from pagetide_kernels import checks, device_attention
 from pagetide_kernels import device_signatures as table
 from pagetide_kernels.backend import Tensors
 from pagetide_kernels.binding import Bound, Number, Signature
@@ -63,9 +64,8 @@ class DeviceOps:
     """One method for each op: tensors and scalars in the order of its signature (signatures.py).
 
     What they compute stands with `ops`. Each raises ArgumentError when an argument is of the wrong kind.
+    What index tensors hold is checked with PAGETIDE_DEBUG=1 only: it waits for the device.
     """
-
-    checks_indices = False
 
     def __init__(self, launcher: Launcher) -> None:
         self._launcher = launcher
@@ -73,17 +73,21 @@ class DeviceOps:
     def paged_attention(
         self, tensors: Tensors, scalars: Sequence[Number], max_query_len: int | None = None
     ) -> None:
-        device_attention.paged_attention(self._launcher, tensors, scalars, max_query_len)
+        bound = table.PAGED_ATTENTION.bind(tensors, scalars)
+        _debug_check(checks.paged_attention, *tensors[2:], bound.form.tail[-4])
+        device_attention.paged_attention(self._launcher, bound, tensors, max_query_len)
 
     def write_kv(self, tensors: Tensors, scalars: Sequence[Number]) -> None:
         bound = table.WRITE_KV.bind(tensors, scalars)
         device_attention.check_cache(bound, table.WRITE_KV)
+        _debug_check(checks.slots, "write_kv", tensors[0], tensors[3])
         heads = -(-bound.form.sizes["Hkv"] // _HEADS_PER_BLOCK)
         self._launch(WRITE_KV, bound, tensors, (bound.form.sizes["T"], heads))
 
     def split_qkv(self, tensors: Tensors, scalars: Sequence[Number]) -> None:
         bound = table.SPLIT_QKV.bind(tensors, scalars)
         device_attention.check_cache(bound, table.SPLIT_QKV)
+        _debug_check(checks.slots, "split_qkv", tensors[1], tensors[5])
         sizes = bound.form.sizes
         heads = sizes["Hq"] + 2 * sizes["Hkv"]
         self._launch(SPLIT_QKV, bound, tensors, (sizes["T"], -(-heads // _HEADS_PER_BLOCK)))
@@ -99,19 +103,23 @@ class DeviceOps:
 
     def gather_rows(self, tensors: Tensors) -> None:
         bound = table.GATHER_ROWS.bind(tensors)
+        _debug_check(checks.gather_rows, *tensors[1:])
         self._launch(GATHER_ROWS, bound, tensors, (bound.form.sizes["S"],))
 
     def move_blocks(self, tensors: Tensors) -> None:
         bound = table.MOVE_BLOCKS.bind(tensors)
+        _debug_check(checks.move_blocks, *tensors)
         pieces = min(-(-bound.form.sizes["bytes"] // _MOVE_BYTES), _MAX_PIECES)
         self._launch(MOVE_BLOCKS, bound, tensors, (bound.form.sizes["n"], pieces))
 
     def penalise(self, tensors: Tensors) -> None:
         bound = table.PENALISE.bind(tensors)
+        _debug_check(checks.penalise, *tensors[:4])
         self._launch(PENALISE, bound, tensors, (bound.form.sizes["n"],))
 
     def apply_bitmask(self, tensors: Tensors) -> None:
         bound = table.APPLY_BITMASK.bind(tensors)
+        _debug_check(checks.logits_rows, "apply_bitmask", *tensors[:2])
         pieces = -(-bound.form.sizes["V"] // _MASK_TOKENS)
         self._launch(APPLY_BITMASK, bound, tensors, (bound.form.sizes["n"], pieces))
 
@@ -129,6 +137,11 @@ class DeviceOps:
         x, y = (*grid, 1)[:2]
         kernel = program.kernel(_defines(bound))
         self._launcher.launch(Launch(kernel, (x, y, 1), (program.threads, 1, 1), bound.args, tensors))
+
+
+def _debug_check(check: Callable[..., None], *arguments: object) -> None:
+    if os.environ.get("PAGETIDE_DEBUG") == "1":
+        check(*arguments)
 
 
 def _defines(bound: Bound) -> dict[str, str]:

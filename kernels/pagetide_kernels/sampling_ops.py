@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pagetide_kernels import checks
-from pagetide_kernels.backend import kernels_for, must_check
+from pagetide_kernels.backend import kernels_for
 from pagetide_kernels.binding import ArgumentError
 
 _WORD_BITS = 32
@@ -39,8 +38,6 @@ def penalise(
         ArgumentError: an argument of the wrong kind, a row or a token outside.
     """
     kernels = kernels_for("penalise", "logits", logits)
-    if must_check(kernels):
-        checks.penalise(logits, rows, starts, tokens)
     kernels.penalise((logits, rows, starts, tokens, counts, repetition, presence, frequency))
 
 
@@ -61,8 +58,6 @@ def apply_bitmask(logits: Tensor, rows: Tensor, bitmask: Tensor) -> None:
     if words is not None and words * _WORD_BITS < logits.shape[-1]:
         needed = -(-logits.shape[-1] // _WORD_BITS)
         raise ArgumentError(f"apply_bitmask: bitmask has {words} words a row; expected {needed} or more")
-    if must_check(kernels):
-        checks.logits_rows("apply_bitmask", logits, rows)
     kernels.apply_bitmask((logits, rows, bitmask))
 
 

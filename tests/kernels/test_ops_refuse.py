@@ -122,7 +122,8 @@ def wrong_calls():
 
 
 @pytest.mark.parametrize(("op", "name", "what"), list(wrong_calls()))
-def test_a_wrong_tensor_is_named(device, op, name, what):
+def test_a_wrong_tensor_is_named(device, op, name, what, monkeypatch):
+    monkeypatch.setenv("PAGETIDE_DEBUG", "1")  # what indices hold is looked at only when the rest is right
     arguments = CALLS[op]()
     arguments[name] = WRONG[what](arguments[name])
     moved = {

@@ -18,9 +18,7 @@ from pagetide_kernels.cpu import plain, plain_sampling
 
 
 class CpuOps:
-    """See `backend.Kernels`."""
-
-    checks_indices = True
+    """See `backend.Kernels`. Indices are checked."""
 
     def paged_attention(
         self, tensors: Tensors, scalars: Sequence[Number], max_query_len: int | None = None

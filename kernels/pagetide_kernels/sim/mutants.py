@@ -81,7 +81,6 @@ WRITTEN = (
         "row >= first_row && end_row > 0",
     ),
     Mutant("unshrunk-outputs", "attention.cuh", "o[n][i] *= shrink[i / 2]", "o[n][i] *= shrink[0]"),
-    Mutant("prefill-keys-not-awaited", "attention_prefill.cu", "cp_async_wait<0>();", "cp_async_wait<1>();"),
     Mutant("counter-not-reset", "attention_decode.cu", "if (shared_answer) *arrivals = 0;", ""),
     Mutant(
         "divergent-shuffle",
