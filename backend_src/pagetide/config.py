@@ -29,6 +29,7 @@ _AT_LEAST_ONE = (
     "max_prompt_tokens",
     "max_output_tokens",
     "max_n",
+    "max_grammar_bytes",
     "num_senders",
 )
 
@@ -57,6 +58,8 @@ class Settings:
     (-1: no limit).
     `target_itl_ms` is what streams should wait between tokens at most; `offline` wants throughput only.
     `deterministic` keeps to linears that give a row the same bits in any batch, where others are faster.
+    A grammar has at most `max_grammar_bytes` and compiles within `max_grammar_s` seconds; those compiled last
+    stay, within `grammar_cache_bytes`.
     """
 
     model: str = "."
@@ -84,6 +87,9 @@ class Settings:
     target_itl_ms: float | None = None
     offline: bool = False
     deterministic: bool = False
+    max_grammar_bytes: int = 64 * 2**10
+    max_grammar_s: float = 5.0
+    grammar_cache_bytes: int = 64 * 2**20
     num_threads: int = 0
     num_senders: int = 2
     max_responses_per_s: int = 0
@@ -107,6 +113,8 @@ class Settings:
         _at_least("max_logprobs", self.max_logprobs, -1)
         _at_least("num_threads", self.num_threads, 0)
         _at_least("host_cache_bytes", self.host_cache_bytes, 0)
+        _at_least("grammar_cache_bytes", self.grammar_cache_bytes, 0)
+        _above_zero("max_grammar_s", self.max_grammar_s)
         _at_least("max_preemptions", self.max_preemptions, 0)
         _above_zero("priority_ageing_s", self.priority_ageing_s)
         if self.target_itl_ms is not None:

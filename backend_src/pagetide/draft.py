@@ -6,6 +6,7 @@ from collections.abc import Container
 from dataclasses import dataclass, field
 
 from pagetide.block_tables import BlockTables, Hits
+from pagetide.constraint import ConstrainedRow, Constraint
 from pagetide.logit_edits import LogitEdits
 from pagetide.request import Sequence
 from pagetide.stats import Reason
@@ -124,6 +125,8 @@ class Draft:
         sampled.params.append(request.params)
         sampled.seeds.append(sequence.seed)
         sampled.positions.append(sequence.num_tokens)
+        if request.constraint is not None:
+            sampled.constrained.append(_constrained(sequence, request.constraint, len(sampled.rows) - 1))
 
     def _score(self, sequence: Sequence, start: int, end: int) -> None:
         """Ask for the log-probabilities of prompt tokens that the sequence's tokens `start` to `end` tell.
@@ -140,3 +143,10 @@ class Draft:
         scored.counts.append(last - first)
         scored.num_top.append(sequence.request.params.prompt_logprobs or 0)
         scored.targets.extend(prompt_ids[first + 1 : last + 1])
+
+
+def _constrained(sequence: Sequence, constraint: Constraint, index: int) -> ConstrainedRow:
+    request = sequence.request
+    held_back = sequence.num_output_tokens < request.params.min_tokens
+    ends = request.eos_token_ids.union(request.params.stop_token_ids) if held_back else frozenset[int]()
+    return ConstrainedRow(index, constraint, sequence.tokens, len(request.prompt_ids), ends)

@@ -21,6 +21,8 @@ _COUNTERS = {
     "vllm:num_preemptions_total": "Preemptions",
     "vllm:prompt_tokens_total": "Prompt tokens computed",
     "vllm:generation_tokens_total": "Tokens generated",
+    "pagetide:grammar_cache_hits_total": "Grammars asked for that were compiled already",
+    "pagetide:grammars_refused_total": "Grammars that did not compile",
 }
 _GAUGES = {
     "vllm:num_requests_running": "Requests that run",
@@ -31,6 +33,7 @@ _GAUGES = {
 _HISTOGRAMS = {
     "vllm:iteration_tokens_total": ("Tokens computed in one step", _TOKENS),
     "pagetide:step_seconds": ("Time of one step", _SHORT_S),
+    "pagetide:grammar_compile_seconds": ("Time of compiling a grammar, refused ones included", _SHORT_S),
     "vllm:time_to_first_token_seconds": ("From arrival to the first token", _LONG_S),
     "vllm:inter_token_latency_seconds": ("From one token to the next", _SHORT_S),
     "vllm:request_time_per_output_token_seconds": ("Mean inter-token latency of one request", _SHORT_S),
@@ -121,6 +124,13 @@ class Families:
         histogram = self._histograms["vllm:inter_token_latency_seconds"]
         for interval_s in intervals_s:
             histogram.observe(interval_s)
+
+    def add_grammar_hit(self) -> None:
+        self._counters["pagetide:grammar_cache_hits_total"].add(1)
+
+    def add_grammar_compiled(self, took_s: float, refused: bool) -> None:
+        self._observe("pagetide:grammar_compile_seconds", took_s)
+        self._counters["pagetide:grammars_refused_total"].add(refused)
 
     def _set_gauges(self, step: StepStats) -> None:
         gauges = self._gauges

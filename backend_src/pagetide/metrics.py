@@ -63,6 +63,12 @@ class Metrics:
         """Times between one request's successive tokens."""
         self._inbox.append(lambda families: families.add_intervals(intervals_s))
 
+    def on_grammar_hit(self) -> None:
+        self._inbox.append(Families.add_grammar_hit)
+
+    def on_grammar_compiled(self, took_s: float, refused: bool) -> None:
+        self._inbox.append(lambda families: families.add_grammar_compiled(took_s, refused))
+
     def _run(self) -> None:
         try:
             registry = self._make_registry()

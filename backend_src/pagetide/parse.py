@@ -10,10 +10,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from pagetide.grammar import Grammar
 from pagetide.model_io import OPTIONS, RETURNED
 from pagetide.parse_limits import RequestLimits
 from pagetide.parse_prompt import Prompt, parse_prompt
 from pagetide.parse_sampling import load_object, sampling_params
+from pagetide.parse_structured import check_ends, take_grammar
 from pagetide.parse_tensors import Tensors, num_bytes, own_parameters, single, single_bytes
 from pagetide.parse_terms import Terms, header_tenant, take_terms
 from pagetide.parse_values import InvalidArgumentError, boolean
@@ -29,7 +31,8 @@ _TRITONS_PREFIX = "triton_"
 class ParsedRequest:
     """`source` names the input that held the prompt.
 
-    `echo` is the text before the output in the first response: the prompt, or nothing.
+    `echo` is the text before the output in the first response: the prompt, or nothing. `grammar` is what
+    the output must follow.
     """
 
     prompt: Prompt
@@ -40,6 +43,7 @@ class ParsedRequest:
     terms: Terms = field(default_factory=Terms)
     source: str = "text_input"
     num_samples: int = 1
+    grammar: Grammar | None = None
 
 
 def parse_request(tensors: Tensors, parameters: str, limits: RequestLimits) -> ParsedRequest:
@@ -52,16 +56,18 @@ def parse_request(tensors: Tensors, parameters: str, limits: RequestLimits) -> P
     returned = frozenset(name for name in RETURNED if options[f"return_{name}"])
     asked = _asked(tensors, own)
     terms = _terms(asked, parameters, limits.tenant_header)
+    grammar = take_grammar(asked, limits.max_grammar_bytes)
     num_samples = limits.take_n(asked)
     params = limits.check_params(sampling_params(asked, limits.vocab_size), asked)
     _check_samples_differ(num_samples, params)
+    check_ends(grammar, params)
     if "cumulative_logprob" in returned and params.logprobs is None:
         params = replace(params, logprobs=0)
     if "prompt_logprobs" not in returned:
         params = replace(params, prompt_logprobs=None)
     echo = _echo(prompt, options)
     stream = bool(options["stream"])
-    return ParsedRequest(prompt, echo, stream, returned, params, terms, source, num_samples)
+    return ParsedRequest(prompt, echo, stream, returned, params, terms, source, num_samples, grammar)
 
 
 def _terms(asked: dict[str, Any], parameters: str, header: str) -> Terms:

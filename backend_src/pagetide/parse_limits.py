@@ -28,6 +28,7 @@ class RequestLimits:
     max_output_tokens: int
     max_n: int
     max_logprobs: int
+    max_grammar_bytes: int
     tenant_header: str = ""
 
     @classmethod
@@ -41,6 +42,7 @@ class RequestLimits:
             max_output_tokens=settings.max_output_tokens or max_model_len,
             max_n=settings.max_n,
             max_logprobs=settings.max_logprobs,
+            max_grammar_bytes=settings.max_grammar_bytes,
             tenant_header=settings.tenant_header,
         )
 

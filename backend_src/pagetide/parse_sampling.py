@@ -7,6 +7,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from pagetide.grammar import PARAMETERS as GRAMMARS
 from pagetide.parse_terms import FIELDS as TERMS
 from pagetide.parse_values import (
     Convert,
@@ -64,8 +65,6 @@ _NOT_SERVED: dict[str, tuple[object, ...]] = {
     "use_beam_search": (False,),
     "early_stopping": (False,),
     "detokenize": (True,),
-    "guided_decoding": (),
-    "structured_outputs": (),
     "response_format": (),
     "lora_name": (),
     "logits_processors": ([],),
@@ -151,6 +150,6 @@ def _same(value: object, neutral: object) -> bool:
 
 
 def _hint(name: str, fields: Mapping[str, Convert]) -> str:
-    known = sorted((*fields, *TERMS, "n"))
+    known = sorted((*fields, *TERMS, *GRAMMARS, "n"))
     closest = difflib.get_close_matches(name[:_HINT_LENGTH], known, n=1)
     return f"; did you mean {closest[0]!r}?" if closest else f"; known: {', '.join(known)}"

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 
+from pagetide.constraint import Constraint
 from pagetide.logit_edits import TokenMask
 from pagetide.token_rules import (
     AllowedTokens,
@@ -138,6 +139,7 @@ class Request:
     `timeout_s` counts from there: the request then ends with what it has. `tenant` shares the machine
     with other tenants fairly; `priority` (lower is earlier) orders the requests of one tenant only.
     `rules` are what the parameters do to the logits; empty for most.
+    `constraint` is the grammar that the output must follow, and decides when an end token may come.
     Several samples of one prompt are several requests with different seeds: they share its blocks.
     """
 
@@ -151,6 +153,7 @@ class Request:
     tenant: str = ""
     priority: int = 0
     timeout_s: float | None = None
+    constraint: Constraint | None = None
     rules: tuple[TokenRule, ...] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -162,7 +165,7 @@ class Request:
             yield AllowedTokens(params.allowed_token_ids)
         if params.bad_word_ids:
             yield BadWords(params.bad_word_ids, len(self.prompt_ids))
-        if params.min_tokens > 0:
+        if params.min_tokens > 0 and self.constraint is None:
             stops = array("i", self.eos_token_ids.union(params.stop_token_ids))
             yield MinTokens(stops, len(self.prompt_ids) + params.min_tokens)
         if params.logit_bias:
@@ -233,7 +236,7 @@ class Sequence:
     def finish_reason(self, token: int, max_model_len: int) -> tuple[FinishReason | None, int | None]:
         """Whether `token`, the last one, ends the sequence: the reason, and the stop token if it did."""
         params = self.request.params
-        if self.num_output_tokens > params.min_tokens:
+        if self.num_output_tokens > params.min_tokens or self.request.constraint is not None:
             if token in params.stop_token_ids:
                 return FinishReason.STOP, token
             if token in self.request.eos_token_ids and not params.ignore_eos:

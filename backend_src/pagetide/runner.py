@@ -15,6 +15,7 @@ import torch
 
 from pagetide import sampler
 from pagetide.config import BLOCK_SIZE
+from pagetide.grammar_masks import MaskThread
 from pagetide.layers import AttentionBatch
 from pagetide.logprobs import describe
 from pagetide.model import Decoder
@@ -54,6 +55,7 @@ class Runner:
         self._model = model
         self._kernels = kernels
         self._most_queries = most_queries
+        self._masks = MaskThread(model.config.vocab_size)
         config = model.config
         shape = (num_blocks, 2, config.num_kv_heads, BLOCK_SIZE, config.head_dim)
         self.kv_caches = [
@@ -64,7 +66,7 @@ class Runner:
     def run(self, plan: StepPlan) -> StepResult:
         batch = _Batch(plan)
         geometry = batch.cut(self._most_queries) if self._most_queries else batch.geometry
-        with self._kernels():
+        with self._kernels(), self._masks.filling(plan.sampled.constrained) as masks:
             self._copy_blocks(plan.copies)
             states = self._model.states(
                 self._to_device(np.frombuffer(plan.token_ids, np.int32)),
@@ -76,7 +78,7 @@ class Runner:
             if not plan.sampled.params:
                 return StepResult([], [], scores)
             logits = self._model.score(ops.gather_rows(states, self._to_device(batch.sampled_tokens)))
-            return StepResult(*sampler.sample(logits, plan.sampled), scores)
+            return StepResult(*sampler.sample(logits, plan.sampled, masks()), scores)
 
     def _score(self, states: torch.Tensor, scored: ScoredRows) -> list[tuple[TokenLogprobs, ...]]:
         """A few rows' logits at a time: those of a whole step could be more than there is memory."""

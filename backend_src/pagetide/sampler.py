@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from pagetide.grammar_masks import StepMasks
 from pagetide.logits import edit, is_nothing_left
 from pagetide.logprobs import describe
 from pagetide.request import SamplingParams, TokenLogprobs
@@ -23,18 +24,23 @@ _GREEDY_BELOW = 1e-5
 """A lower temperature overflows float32, and asks for the likeliest token anyway."""
 
 
-def sample(logits: torch.Tensor, sampled: SampledRows) -> tuple[list[int], list[TokenLogprobs | None]]:
+def sample(
+    logits: torch.Tensor, sampled: SampledRows, masks: StepMasks | None = None
+) -> tuple[list[int], list[TokenLogprobs | None]]:
     """Choose one token a row.
 
     Args:
         logits: [S, V] float32, row i for `sampled`'s entry i. Overwritten where there are edits.
         sampled: parameters, seeds and positions of the S rows, and what changes their logits.
+        masks: what the grammars allow in the rows that follow one, None if there are none.
     """
     report = _Report(logits, sampled.params)
     if sampled.edits is not None:
         edit(logits, sampled.edits)
+    if masks is not None:
+        ops.apply_bitmask(logits, masks.rows.to(logits.device), masks.bitmask.to(logits.device))
     tokens = ops.likeliest(logits)
-    impossible = None if sampled.edits is None else is_nothing_left(logits, tokens)
+    impossible = None if sampled.edits is None and masks is None else is_nothing_left(logits, tokens)
     _draw(logits, tokens, sampled)
     logprobs = report.of(tokens)
     if impossible is not None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from array import array
 from dataclasses import dataclass, field
 
+from pagetide.constraint import ConstrainedRow
 from pagetide.logit_edits import LogitEdits
 from pagetide.request import SamplingParams, TokenLogprobs
 
@@ -22,6 +23,7 @@ class SampledRows:
 
     `rows` index the plan's rows. `positions` are the new tokens' indices in their sequences: with
     `seeds` they alone decide the random draw. `edits` is None where no row's logits are changed.
+    `constrained` are the rows that follow a grammar.
     """
 
     rows: array[int] = field(default_factory=lambda: array("q"))
@@ -29,6 +31,7 @@ class SampledRows:
     seeds: array[int] = field(default_factory=lambda: array("Q"))
     positions: array[int] = field(default_factory=lambda: array("Q"))
     edits: LogitEdits | None = None
+    constrained: list[ConstrainedRow] = field(default_factory=list)
 
 
 @dataclass(slots=True)

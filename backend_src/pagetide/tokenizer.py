@@ -11,6 +11,7 @@ from pagetide.checkpoint import WeightsError, is_gguf, locate
 from pagetide.tokenizer_gguf import read_gguf
 from pagetide.tokenizer_hf import read_directory
 from pagetide.tokenizer_parts import TokenizerParts
+from pagetide.vocabulary import token_bytes
 
 
 class Tokenizer:
@@ -45,6 +46,10 @@ class Tokenizer:
         """Bytes that form no character come out as U+FFFD."""
         text: str = self._backend.decode(ids, skip_special_tokens=skip_special_tokens)
         return text
+
+    def vocabulary(self, size: int) -> list[bytes]:
+        """What each of a model's `size` logits stands for; see `token_bytes`."""
+        return token_bytes(self._backend, size)
 
     def apply_chat_template(self, messages: Sequence[Message], **variables: Any) -> str:
         """The prompt for `messages`, mappings with `role` and `content`; see `ChatTemplate.render`.

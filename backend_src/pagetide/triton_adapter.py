@@ -9,7 +9,7 @@ import os
 import sys
 import time
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,10 +18,8 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 
 from pagetide.answer import Answer, ErrorCode, Failure, Reply
-from pagetide.backlog import UnavailableError
 from pagetide.calls import Calls, is_call
-from pagetide.chat_template import ChatTemplateError
-from pagetide.limits import AdmissionError
+from pagetide.constraint import Constraint
 from pagetide.metric_series import CounterHandle, GaugeHandle, Labels
 from pagetide.metrics import Metrics
 from pagetide.model_io import INPUTS, OUTPUTS, TEXT, TOKEN_IDS, Spec
@@ -30,7 +28,7 @@ from pagetide.parse_limits import RequestLimits
 from pagetide.parse_prompt import Prompt
 from pagetide.parse_statistics import asks_statistics
 from pagetide.parse_tokens import check_choice, spell
-from pagetide.parse_values import InvalidArgumentError
+from pagetide.refusals import failure_of
 from pagetide.request import Request
 from pagetide.samples import Joint, nth_sample
 from pagetide.senders import Senders, Stream
@@ -76,12 +74,14 @@ class TritonPythonModel:
         settings = read_settings(directory, parameters, os.environ)
         # Only now: neither wrong settings nor the process that completes the configuration need torch.
         from pagetide.build import build
+        from pagetide.grammar_compiler import open_grammars
 
         labels = {"model": args["model_name"], "model_name": args["model_name"]}
         self._metrics = Metrics(lambda: _Registry(labels | {"version": args["model_version"]}))
         self._built = build(settings, directory, self._metrics.on_step, self._leave)
         engine = self._built.engine
         self._limits = RequestLimits.of(settings, engine.max_model_len, self._built.vocab_size)
+        self._grammars = open_grammars(self._built, settings, self._metrics)
         self._senders = Senders(
             settings.num_senders, engine.abort, self._metrics, self._built.max_responses_per_s
         )
@@ -99,13 +99,11 @@ class TritonPythonModel:
             if self._calls.cancel(request.request_id()):
                 channel.end()
                 continue
-            failure = self._take(request, channel, arrival_s)
-            if failure is not None:
-                self._metrics.on_refused(failure.code.name)
-                channel.fail(failure)
+            self._attempt(channel, partial(self._submit, request, channel, arrival_s))
 
     def finalize(self) -> None:
         """Finishes what runs, sends it, shows the last counts."""
+        self._grammars.stop()
         self._built.engine.drain(DRAIN_S)
         self._senders.stop(DRAIN_S)
         self._metrics.stop()
@@ -121,17 +119,12 @@ class TritonPythonModel:
         """Asked by Triton 26.03 and newer: an engine that stopped or hangs makes the model not ready."""
         return self._built.engine.health() is None
 
-    def _take(self, request: Any, channel: _Channel, arrival_s: float) -> Failure | None:
-        try:
-            self._submit(request, channel, arrival_s)
-        except (InvalidArgumentError, ChatTemplateError, AdmissionError) as error:
-            return Failure(ErrorCode.INVALID_ARG, str(error))
-        except UnavailableError as error:
-            return Failure(ErrorCode.UNAVAILABLE, str(error))
-        except Exception as error:
-            log.exception("a request was not taken")
-            return Failure(ErrorCode.INTERNAL, f"{type(error).__name__}: {error}")
-        return None
+    def _attempt(self, channel: _Channel, work: Callable[[], None]) -> None:
+        """Does it, or tells the client why not. Any thread."""
+        failure = failure_of(work)
+        if failure is not None:
+            self._metrics.on_refused(failure.code.name)
+            channel.fail(failure)
 
     def _submit(self, request: Any, channel: _Channel, arrival_s: float) -> None:
         tensors = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
@@ -141,14 +134,27 @@ class TritonPythonModel:
         parsed = parse_request(tensors, request.parameters(), self._limits)
         channel.returned = tuple(spec for spec in OUTPUTS if spec.name in parsed.returned)
         self._calls.open(request.request_id(), channel)
-        self._enqueue(parsed, channel, arrival_s)
+        enqueue = partial(self._enqueue, parsed, channel, arrival_s)
+        if parsed.grammar is None:
+            enqueue(lambda: None)
+        else:
+            self._grammars.compile(
+                parsed.grammar, lambda ready: self._attempt(channel, partial(enqueue, ready))
+            )
 
     def _ask_statistics(self, channel: _Channel) -> None:
         """The engine thread copies its state, a sender makes the text and sends it."""
         sender = self._senders[next(self._turns)]
         self._built.engine.ask(lambda state: sender.run(lambda: channel.tell(state)))
 
-    def _enqueue(self, parsed: ParsedRequest, channel: _Channel, arrival_s: float) -> None:
+    def _enqueue(
+        self,
+        parsed: ParsedRequest,
+        channel: _Channel,
+        arrival_s: float,
+        constraint: Callable[[], Constraint | None],
+    ) -> None:
+        """`constraint` makes one for each sample; it raises InvalidArgumentError if the grammar is wrong."""
         built, terms = self._built, parsed.terms
         prompt_ids = self._limits.truncate(_encode(parsed.prompt, built.tokenizer), parsed.params)
         params = self._limits.fit(parsed.source, len(prompt_ids), parsed.params)
@@ -170,6 +176,7 @@ class TritonPythonModel:
                     priority=terms.priority,
                     timeout_s=terms.timeout_s,
                     cache_salt=terms.cache_salt,
+                    constraint=constraint(),
                 )
                 for index, stream in enumerate(streams)
             )

@@ -20,6 +20,7 @@ LIMITS = RequestLimits(
     max_output_tokens=2**62,
     max_n=8,
     max_logprobs=20,
+    max_grammar_bytes=4096,
 )
 
 Tensor = npt.NDArray[Any]

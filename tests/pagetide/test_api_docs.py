@@ -22,7 +22,7 @@ from pagetide.parse_values import InvalidArgumentError
 from pagetide.request import FinishReason, SamplingParams
 
 PAGE = Path(__file__).parents[2] / "docs" / "api.md"
-LIMIT_SETTINGS = {"max_waiting", "max_waiting_tokens"} | (
+LIMIT_SETTINGS = {"max_waiting", "max_waiting_tokens", "max_grammar_s"} | (
     {each.name for each in fields(RequestLimits)} & {each.name for each in fields(Settings)}
 )
 DEFAULTS: dict[str, Any] = {"n": 1} | {
@@ -73,7 +73,7 @@ def parameters() -> list[str]:
 
 def limit(name: str) -> str:
     """What a value that can't be right is told."""
-    for wrong in (True, {}):
+    for wrong in (True, {}, 3):
         try:
             parse(sampling_parameters=text(json.dumps({name: wrong})))
         except InvalidArgumentError as error:

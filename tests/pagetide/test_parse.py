@@ -173,7 +173,6 @@ REFUSED = [
     ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens is 0; it must be a whole number of at least 1"),
     ({"truncate_prompt_tokens": -2}, "truncate_prompt_tokens is -2; it must be a whole number of at least 1"),
     ({"spaces_between_special_tokens": 1}, "spaces_between_special_tokens is 1; it must be true or false"),
-    ({"guided_decoding": {"choice": ["a"]}}, "it is not served yet, leave it out"),
     ({"temprature": 1}, "unknown sampling parameter 'temprature'; did you mean 'temperature'?"),
     (
         {"zzz": 1},
