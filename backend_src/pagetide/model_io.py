@@ -47,6 +47,7 @@ PARAMETERS: tuple[tuple[Spec, str], ...] = (
     (Spec("temperature", "FP32"), "temperature"),
     (Spec("top_k", "INT32"), "top_k"),
     (Spec("top_p", "FP32"), "top_p"),
+    (Spec("min_p", "FP32"), "min_p"),
     (Spec("seed", "INT64"), "seed"),
     (Spec("random_seed", "UINT64"), "seed"),
     (Spec("repetition_penalty", "FP32"), "repetition_penalty"),
@@ -56,11 +57,12 @@ PARAMETERS: tuple[tuple[Spec, str], ...] = (
     (Spec("stop_words", "STRING", (-1,)), "stop"),
     (Spec("stop_token_ids", "INT32", (-1,)), "stop_token_ids"),
     (Spec("bad_words", "STRING", (-1,)), "bad_words"),
+    (Spec("timeout_s", "FP32"), "timeout_s"),
 )
 """Sampling parameters as inputs of their own, each with the parameter that it sets.
 
-The names are vLLM's and those of TensorRT-LLM's Triton models, whose clients send such tensors. A list can
-come over HTTP's `/generate` only as an input.
+The names are vLLM's and those of TensorRT-LLM's Triton models, whose clients send such tensors. Over HTTP's
+`/generate`, Triton takes lists and fractions only as inputs.
 """
 
 STATISTICS = "statistics"

@@ -109,6 +109,9 @@ def test_a_full_queue_says_how_long_to_wait(tiny: Triton) -> None:
     refused = tiny.error("x", model=LIMITED)
     assert refused.startswith("UNAVAILABLE: 2 requests wait already; max_waiting is 2; retry in about ")
     assert refused.endswith(" s")
+    status, told = tiny.post("generate", {"text_input": "x"}, LIMITED)
+    assert status >= 400
+    assert json.loads(told)["error"].startswith("UNAVAILABLE: 2 requests wait already; max_waiting is 2")
     for call in (running, *waiting):
         call.cancel()
     tiny.wait_until_idle(LIMITED)

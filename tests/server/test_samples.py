@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import random
+import time
 import uuid
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import grpc
 import pytest
 from triton_world import IDLE, Response, Triton
 
@@ -102,6 +106,21 @@ def test_a_client_that_leaves_ends_all_samples(idle: Triton, stream: bool) -> No
     idle.wait_for_metrics({"vllm:num_requests_running": N})
     call.cancel()
     idle.wait_for_metrics(IDLE | {cancelled: before + N})
+
+
+def test_60_random_cancels_of_samples_leave_every_block_free(idle: Triton) -> None:
+    def one(seed: int) -> None:
+        choose = random.Random(seed)
+        sampling = SAMPLING | {"n": choose.randint(2, 8), "max_tokens": 2000, "ignore_eos": True}
+        prompt, stream = "word " * choose.choice([1, 20, 300]), choose.random() < 0.7
+        call = idle.start(prompt, stream=stream, sampling=sampling)
+        time.sleep(choose.choice([0.0, 0.002, 0.02, 0.1, 0.3]))
+        call.cancel()
+        with pytest.raises(grpc.RpcError):
+            call.all()
+
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(one, range(60))) == [None] * 60
 
 
 def test_over_http_the_texts_are_a_list(triton: Triton) -> None:
