@@ -23,7 +23,8 @@ from pagetide.request import FinishReason, SamplingParams
 
 PAGE = Path(__file__).parents[2] / "docs" / "api.md"
 LIMIT_SETTINGS = {"max_waiting", "max_waiting_tokens", "max_grammar_s"} | (
-    {each.name for each in fields(RequestLimits)} & {each.name for each in fields(Settings)}
+    {each.name for each in fields(RequestLimits) if each.name.startswith("max_")}
+    & {each.name for each in fields(Settings)}
 )
 DEFAULTS: dict[str, Any] = {"n": 1} | {
     each.name: each.default for kind in (SamplingParams, Terms) for each in fields(kind)
