@@ -76,7 +76,7 @@ class Biased:
 class Penalised:
     """Row `rows[i]` has seen `tokens[starts[i]:starts[i + 1]]`, each once, and generated them `counts` times.
 
-    A count of 0 is a token of the prompt only. This is also how the CUDA kernel `adjust_logits` takes it.
+    A count of 0 is a token of the prompt only. This is also how the CUDA kernel `penalise` takes it.
     """
 
     rows: array[int] = field(default_factory=lambda: array("q"))
