@@ -17,11 +17,22 @@ CALL = "pagetide-call:"
 CANCEL = "pagetide-cancel:"
 """A request whose id begins so ends the call of that name, and has no other answer than its end."""
 
+FAILED = "failed"
+"""The finish reason of a call that failed, with the error's code and message as its text.
+
+Triton's own error responses do harm in BLS: in 24.10 they reach another call of the same front, which then
+ends, and the server aborts (`bad_weak_ptr`) when more comes for it.
+"""
+
 
 class Channel(Protocol):
-    """The caller's way back. `request_ids` are the engine's, empty until the engine has the request."""
+    """The caller's way back. `request_ids` are the engine's, empty until the engine has the request.
+
+    `left` is what a sender gets to know when it asks whether the client left.
+    """
 
     request_ids: Sequence[int]
+    left: bool
 
     def greet(self, version: str) -> None:
         """The first response: the version that takes the request."""
@@ -50,6 +61,8 @@ class Calls:
         if not triton_id.startswith(CANCEL):
             return False
         channel = self._channels.get(triton_id.removeprefix(CANCEL))
-        for request_id in channel.request_ids if channel is not None else ():
-            self._abort(request_id)
+        if channel is not None:
+            channel.left = True
+            for request_id in channel.request_ids:
+                self._abort(request_id)
         return True

@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 import triton_python_backend_utils as pb_utils
 
 from pagetide.answer import ErrorCode
-from pagetide.calls import CALL, CANCEL
+from pagetide.calls import CALL, CANCEL, FAILED
 from pagetide.front import Front, OneAnswer, read_target
 from pagetide.front_trtllm import TensorRtLlm
 from pagetide.front_watch import Watch
@@ -117,6 +117,9 @@ class _FrontModel:
 
     def _serve(self, call: _Call, tensors: Tensors, parameters: Parameters) -> None:
         try:
+            if not pb_utils.is_model_ready(self._target):
+                call.fail(_error(ErrorCode.UNAVAILABLE, f"model {self._target} is not ready"))
+                return
             for response in self._ask_target(CALL + call.name, -1, tensors, parameters):
                 self._pass_on(call, response)
             call.fail(_error(ErrorCode.INTERNAL, f"{self._target} ended its answer before it was whole"))
@@ -143,28 +146,27 @@ class _FrontModel:
 
     def _pass_on(self, call: _Call, response: Any) -> None:
         if response.has_error():
-            call.fail(self._failure(response.error().message()))
+            call.fail(_error(ErrorCode.INTERNAL, response.error().message()))
             return
         outputs = _arrays(response.output_tensors())
-        if call.version is None:
+        reason = outputs["finish_reason"].flat[0] if "finish_reason" in outputs else b""
+        if reason == FAILED.encode():
+            name, _, message = outputs["text_output"].flat[0].decode().partition(": ")
+            call.fail(_error(ErrorCode[name], message))
+        elif call.version is None:
             call.version = int(outputs["text_output"].flat[0])
-            return
-        final = not self.front.streams or outputs["finish_reason"].flat[0] != _UNFINISHED
-        call.send(self.front.tell(outputs), final)
-
-    def _failure(self, message: str) -> Any:
-        """The target's own messages name their code first, as BLS loses it; others are the server's."""
-        name, _, rest = message.partition(": ")
-        if name in ErrorCode.__members__:
-            return _error(ErrorCode[name], rest)
-        if not pb_utils.is_model_ready(self._target):
-            return _error(ErrorCode.UNAVAILABLE, f"model {self._target} is not ready")
-        return _error(ErrorCode.INTERNAL, message)
+        else:
+            call.send(self.front.tell(outputs), final=not self.front.streams or reason != _UNFINISHED)
 
     def _give_up(self, call: _Call) -> None:
-        """Ends the call in the engine. One that isn't taken yet can't be ended yet: the watch asks again."""
-        if call.version is not None:
-            self._watch.discard(call)
+        """Ends the call in the engine. One that isn't taken yet can't be ended yet: the watch asks again.
+
+        A version that is being unloaded takes no request any more, so its calls run to their end.
+        """
+        if call.version is None:
+            return
+        self._watch.discard(call)
+        if pb_utils.is_model_ready(self._target, str(call.version)):
             for _ in self._ask_target(CANCEL + call.name, call.version, {}, {}):
                 pass
 

@@ -16,9 +16,10 @@ class Spec:
 
 TEXT = Spec("text_output", "STRING", (-1,))
 TOKEN_IDS = Spec("token_ids", "INT32", (-1,))
+FINISH_REASON = Spec("finish_reason", "STRING", (-1,))
 OUTPUTS: tuple[Spec, ...] = (
     TEXT,
-    Spec("finish_reason", "STRING", (-1,)),
+    FINISH_REASON,
     Spec("stop_reason", "STRING", (-1,)),
     Spec("cumulative_logprob", "FP32", (-1,)),
     Spec("logprobs", "STRING", (-1,)),

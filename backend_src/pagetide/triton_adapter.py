@@ -18,11 +18,11 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 
 from pagetide.answer import Answer, ErrorCode, Failure, Reply
-from pagetide.calls import Calls, is_call
+from pagetide.calls import FAILED, Calls, is_call
 from pagetide.constraint import Constraint
 from pagetide.metric_series import CounterHandle, GaugeHandle, Labels
 from pagetide.metrics import Metrics
-from pagetide.model_io import INPUTS, OUTPUTS, TEXT, TOKEN_IDS, Spec
+from pagetide.model_io import FINISH_REASON, INPUTS, OUTPUTS, TEXT, TOKEN_IDS, Spec
 from pagetide.parse import ParsedRequest, parse_request
 from pagetide.parse_limits import RequestLimits
 from pagetide.parse_prompt import Prompt
@@ -127,13 +127,13 @@ class TritonPythonModel:
             channel.fail(failure)
 
     def _submit(self, request: Any, channel: _Channel, arrival_s: float) -> None:
+        self._calls.open(request.request_id(), channel)
         tensors = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
         if asks_statistics(tensors):
             self._ask_statistics(channel)
             return
         parsed = parse_request(tensors, request.parameters(), self._limits)
         channel.returned = tuple(spec for spec in OUTPUTS if spec.name in parsed.returned)
-        self._calls.open(request.request_id(), channel)
         enqueue = partial(self._enqueue, parsed, channel, arrival_s)
         if parsed.grammar is None:
             enqueue(lambda: None)
@@ -211,13 +211,14 @@ def _encode(prompt: Prompt, tokenizer: Tokenizer) -> array[int]:
 class _Channel:
     """A client's response sender. `returned` are the outputs it gets beside the text.
 
-    `request_ids` are the engine's, once it has the request. A front is told every error's code.
+    `request_ids` are the engine's, once it has the request; `left` says that a front ended its call.
     """
 
     def __init__(self, sender: Any, for_front: bool) -> None:
         self._sender = sender
         self._for_front = for_front
         self.request_ids: Sequence[int] = ()
+        self.left = False
         self.returned: tuple[Spec, ...] = ()
 
     def greet(self, version: str) -> None:
@@ -244,14 +245,17 @@ class _Channel:
 
     def fail(self, failure: Failure) -> None:
         """A Triton stream carries an error's text and not its code, so the text tells what is not usual."""
-        usual = failure.code is ErrorCode.INVALID_ARG and not self._for_front
-        told = failure.message if usual else f"{failure.code.name}: {failure.message}"
-        error = pb_utils.TritonError(told, getattr(pb_utils.TritonError, failure.code.name))
-        response = pb_utils.InferenceResponse([], error)
+        told = f"{failure.code.name}: {failure.message}"
+        if self._for_front:
+            response = pb_utils.InferenceResponse([_tensor(TEXT, [told]), _tensor(FINISH_REASON, [FAILED])])
+        else:
+            told = failure.message if failure.code is ErrorCode.INVALID_ARG else told
+            error = pb_utils.TritonError(told, getattr(pb_utils.TritonError, failure.code.name))
+            response = pb_utils.InferenceResponse([], error)
         self._sender.send(response, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 
     def is_cancelled(self) -> bool:
-        return bool(self._sender.is_cancelled())
+        return self.left or bool(self._sender.is_cancelled())
 
 
 def _tensor(spec: Spec, values: Sequence[Any]) -> Any:

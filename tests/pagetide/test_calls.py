@@ -10,6 +10,7 @@ from pagetide.calls import CALL, CANCEL, Calls
 class Channel:
     def __init__(self, *request_ids: int) -> None:
         self.request_ids = request_ids
+        self.left = False
         self.greetings: list[str] = []
 
     def greet(self, version: str) -> None:
@@ -54,3 +55,12 @@ def test_a_call_that_is_over_or_never_was_is_not_ended() -> None:
         assert world.calls.cancel(f"{CANCEL}{name}")
     assert world.aborted == []
     assert refused.greetings == ["3"]
+
+
+def test_a_call_that_the_engine_does_not_have_yet_is_known_to_be_left() -> None:
+    """Its grammar may still be compiled; a sender asks once the engine has it."""
+    world, waiting, other = World(), Channel(), Channel()
+    world.calls.open(f"{CALL}waiting", waiting)
+    world.calls.open(f"{CALL}other", other)
+    world.calls.cancel(f"{CANCEL}waiting")
+    assert (waiting.left, other.left) == (True, False)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import random
 import socket
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
@@ -236,6 +238,25 @@ def test_64_cancels_at_once_leave_every_block_free(idle: Triton) -> None:
     for call in calls:
         call.cancel()
     idle.wait_for_metrics(IDLE | {CANCELLED: before + 64})
+
+
+def test_300_random_cancels_disturb_nobody_else(idle: Triton) -> None:
+    """An error response over BLS once reached another call of the same front and ended the server."""
+    before = idle.metrics()[CANCELLED]
+
+    def one(seed: int) -> None:
+        choose = random.Random(seed)
+        call = start(idle, f"Count {seed}:", max_tokens=choose.choice([1, 4, 16]))
+        if seed % 2:
+            time.sleep(choose.choice([0.0, 0.002, 0.02, 0.1]))
+            call.cancel()
+        else:
+            assert call.text()
+
+    with ThreadPoolExecutor(64) as pool:
+        assert list(pool.map(one, range(300))) == [None] * 300
+    idle.wait_until_idle()
+    assert idle.metrics()[CANCELLED] > before
 
 
 def test_a_fronts_process_holds_neither_torch_nor_weights(triton: Triton) -> None:
