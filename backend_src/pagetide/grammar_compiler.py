@@ -22,6 +22,7 @@ from pagetide.grammar import Grammar, TooManyGrammarsError
 from pagetide.grammar_job import Vocabulary
 from pagetide.grammar_matcher import Matcher, token_info
 from pagetide.grammar_process import CompileError, GrammarProcess
+from pagetide.grammar_utf8 import Utf8
 from pagetide.parse_values import InvalidArgumentError
 
 MAX_COMPILING = 4
@@ -52,6 +53,7 @@ class GrammarCompiler:
         self, vocabulary: Vocabulary, max_s: float, max_bytes: int, cache_bytes: int, listener: Listener
     ) -> None:
         self._infos = {is_json: token_info(vocabulary.of(is_json)) for is_json in (True, False)}
+        self._utf8 = Utf8(vocabulary.tokens)
         self._process = GrammarProcess(vocabulary, max_s, max_bytes)
         self._cache = _Cache(cache_bytes)
         self._listener = listener
@@ -69,9 +71,9 @@ class GrammarCompiler:
             future = None if compiled is not None else self._join(grammar)
         if compiled is not None:
             self._listener.on_grammar_hit()
-            then(lambda: Matcher(compiled))
+            then(lambda: Matcher(compiled, self._utf8))
         elif future is not None:
-            future.add_done_callback(lambda done: then(lambda: _constraint(grammar, done)))
+            future.add_done_callback(lambda done: then(lambda: self._constraint(grammar, done)))
 
     def start(self) -> None:
         self._process.start()
@@ -100,18 +102,17 @@ class GrammarCompiler:
             self._listener.on_grammar_compiled(time.monotonic() - started_s, refused=compiled is None)
         return compiled
 
+    def _constraint(self, grammar: Grammar, done: Future[xgrammar.CompiledGrammar]) -> Constraint:
+        try:
+            return Matcher(done.result(), self._utf8)
+        except CompileError as error:
+            raise InvalidArgumentError(f"{grammar.source} can't be compiled: {error}") from None
+
     def _settle(self, grammar: Grammar, compiled: xgrammar.CompiledGrammar | None) -> None:
         with self._lock:
             del self._pending[grammar]
             if compiled is not None:
                 self._cache.put(grammar, compiled)
-
-
-def _constraint(grammar: Grammar, done: Future[xgrammar.CompiledGrammar]) -> Constraint:
-    try:
-        return Matcher(done.result())
-    except CompileError as error:
-        raise InvalidArgumentError(f"{grammar.source} can't be compiled: {error}") from None
 
 
 class NoGrammars:

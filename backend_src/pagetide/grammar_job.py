@@ -7,6 +7,7 @@ import socket
 from dataclasses import dataclass
 
 from pagetide.grammar import Grammar
+from pagetide.grammar_utf8 import is_part_of_text
 
 STARTED, COMPILED, REFUSED = b"s", b"c", b"r"
 """A reply is STARTED, then COMPILED and the compiled grammar in JSON, or REFUSED and the reason."""
@@ -22,14 +23,14 @@ class Vocabulary:
     ends: list[int]
 
     def of(self, is_json: bool) -> Vocabulary:
-        """The tokens that such an output may have.
+        """The tokens that such an output may have: no output has bytes that are no part of any text.
 
         xgrammar 0.2.9 lets control characters into JSON strings of bounded length, where JSON has none. So
         no JSON output has tokens with any, but for line breaks, which it keeps out of strings by itself.
         """
-        if not is_json:
-            return self
-        return Vocabulary([b"" if _CONTROL.search(token) else token for token in self.tokens], self.ends)
+        served = (is_part_of_text(each) and not (is_json and _CONTROL.search(each)) for each in self.tokens)
+        tokens = [each if is_served else b"" for each, is_served in zip(self.tokens, served, strict=True)]
+        return Vocabulary(tokens, self.ends)
 
 
 @dataclass(frozen=True, slots=True)

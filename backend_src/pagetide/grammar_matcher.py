@@ -11,6 +11,7 @@ import xgrammar
 
 from pagetide.constraint import ConstrainedRow
 from pagetide.grammar_job import Vocabulary
+from pagetide.grammar_utf8 import Utf8, Words
 
 
 def token_info(vocabulary: Vocabulary) -> xgrammar.TokenizerInfo:
@@ -28,8 +29,9 @@ class Matcher:
     after any chunking, prefix hit or preemption, which keep a sequence's tokens.
     """
 
-    def __init__(self, compiled: xgrammar.CompiledGrammar) -> None:
+    def __init__(self, compiled: xgrammar.CompiledGrammar, utf8: Utf8) -> None:
         self._matcher = xgrammar.GrammarMatcher(compiled)
+        self._utf8 = utf8
         self._num_followed = 0
 
     def fill(self, row: ConstrainedRow, bitmask: Any, at: int) -> None:
@@ -40,6 +42,9 @@ class Matcher:
             self._num_followed += 1
         self._matcher.fill_next_token_bitmask(bitmask, at)
         allowed = bitmask[at]
+        text = self._utf8.after(row.tokens[-1]) if self._num_followed else None
+        if text is not None:
+            words(allowed)[:] &= text
         if not allowed.any():
             raise GrammarError(f"after {self._num_followed} tokens no token fits the grammar")
         _hold_back(allowed, row.held_back)
@@ -47,9 +52,13 @@ class Matcher:
 
 def _hold_back(allowed: torch.Tensor, tokens: Iterable[int]) -> None:
     """Bars `tokens` in a row of a bitmask, unless nothing else is allowed there."""
-    words = allowed.numpy().view(np.uint32)
-    left = words.copy()
+    left = words(allowed).copy()
     for token in tokens:
         left[token // 32] &= ~np.uint32(1 << token % 32)
     if left.any():
-        words[:] = left
+        words(allowed)[:] = left
+
+
+def words(allowed: torch.Tensor) -> Words:
+    """A row of a bitmask, as numbers without a sign."""
+    return allowed.numpy().view(np.uint32)

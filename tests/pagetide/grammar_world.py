@@ -66,14 +66,16 @@ def constraint(grammars: Any, of: Grammar) -> Constraint:
 
 
 class World:
-    def __init__(self, model: Path, **settings: Any) -> None:
+    """`grammars` compiles for several worlds of one vocabulary: it is the slowest part of a test."""
+
+    def __init__(self, model: Path, grammars: GrammarCompiler | None = None, **settings: Any) -> None:
         values = {"model": str(model), "device": "cpu"} | settings
         self.settings = Settings.from_mapping(values)
         self.built = build(self.settings, model.parent, on_step=lambda stats: None)
         self.listener = Listener()
-        grammars = open_grammars(self.built, self.settings, self.listener)
-        assert isinstance(grammars, GrammarCompiler)
-        self.grammars = grammars
+        opened = grammars or open_grammars(self.built, self.settings, self.listener)
+        assert isinstance(opened, GrammarCompiler)
+        self.grammars = opened
 
     def constraint(self, parameters: Mapping[str, Any]) -> Constraint:
         return constraint(self.grammars, grammar(parameters))

@@ -36,7 +36,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def world(checkpoint: Path) -> Iterator[World]:
-    world = World(checkpoint)
+    world = World(checkpoint, grammar_cache_bytes="2GiB")
     yield world
     world.grammars.stop()
 
@@ -85,11 +85,9 @@ def test_500_outputs_follow_their_schemas(world: World, undisturbed: list[Answer
     ids=["smallest chunks", "preempted", "preempted with prefix hits"],
 )
 def test_500_outputs_are_the_same_whatever_happens_to_the_requests(
-    checkpoint: Path, undisturbed: list[Answer], settings: dict[str, Any]
+    checkpoint: Path, world: World, undisturbed: list[Answer], settings: dict[str, Any]
 ) -> None:
-    world = World(checkpoint, **settings)
-    answers = run_schemas(world, 500)
-    world.grammars.stop()
+    answers = run_schemas(World(checkpoint, world.grammars, **settings), 500)
     assert [answer.tokens for answer in answers] == [answer.tokens for answer in undisturbed]
     assert bool(sum(answer.num_preemptions for answer in answers)) == ("kv_cache_bytes" in settings)
     assert any(answer.num_hits for answer in answers) == settings.get("prefix_cache", True)
