@@ -123,6 +123,23 @@ def test_60_random_cancels_of_samples_leave_every_block_free(idle: Triton) -> No
         assert list(pool.map(one, range(60))) == [None] * 60
 
 
+def test_each_sample_follows_the_grammar(idle: Triton) -> None:
+    colours = ["red", "green", "blue"]
+    sampling = SAMPLING | {"n": 6, "structured_outputs": {"choice": colours}}
+    responses = idle.start("My favourite colour is ", sampling=sampling, return_finish_reason=True).all()
+    texts = joined(responses)
+    assert set(texts) <= set(colours)
+    assert len(set(texts)) > 1
+    assert responses[-1].outputs["finish_reason"] == ["stop"] * 6
+
+
+def test_the_prompt_is_scored_once_for_all_samples(idle: Triton) -> None:
+    asked = {"return_prompt_logprobs": True, "return_num_input_tokens": True}
+    responses = idle.start(FRANCE, sampling=SAMPLING | {"n": 2, "prompt_logprobs": 0}, **asked).all()
+    told = [json.loads(response.outputs["prompt_logprobs"]) for response in responses]
+    assert [len(scores) for scores in told if scores is not None] == [5]
+
+
 def test_over_http_the_texts_are_a_list(triton: Triton) -> None:
     body = {"text_input": FRANCE, "exclude_input_in_output": True} | SAMPLING | {"n": 2}
     status, answer = triton.post("generate", body)
