@@ -106,10 +106,10 @@ class Sender:
         while not (self._stopping and not self._rounds):
             self._receive()
             stream = self._rounds.take(time.monotonic())
-            if stream is None:
-                self._tell_intervals()
-            else:
+            if stream is not None:
                 self._guarded(stream, self._respond)
+            if stream is None or not self._rounds:
+                self._tell_intervals()
             self._ask()
 
     def _receive(self) -> None:

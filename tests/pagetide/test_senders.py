@@ -270,6 +270,18 @@ def test_intervals_are_told_between_responses_with_tokens(world: World) -> None:
     assert all(interval >= 0 for interval in world.engine.intervals)
 
 
+def test_the_last_intervals_are_told_also_when_nothing_follows(world: World) -> None:
+    client, deliver = world.open()
+    for letter in "abcd":
+        deliver(letter)
+    deliver("e", FinishReason.LENGTH)
+    client.wait()
+    started_s = time.monotonic()
+    while len(world.engine.intervals) < 4:
+        assert time.monotonic() - started_s < DEADLINE_S
+        time.sleep(0.01)
+
+
 def test_a_request_stays_on_its_sender_and_requests_are_dealt_out() -> None:
     engine = Engine()
     senders = Senders(3, engine.abort, engine, most_per_s=1000.0)
