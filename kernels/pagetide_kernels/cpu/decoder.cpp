@@ -9,6 +9,7 @@
 
 #include <algorithm>
 
+#include "attention_plan.h"
 #include "decoder_memory.h"
 #include "decoder_plan.h"
 #include "decoder_share.h"
@@ -245,7 +246,7 @@ class Run {
 };
 
 const char* run(Decoder& decoder, const DecoderStep& step, const Kernels& kernels) {
-  if (const char* problem = step_problem(step, decoder.widest_window())) return problem;
+  if (const char* problem = step_problem(decoder.shape, step, decoder.widest_window())) return problem;
   if (step.num_tokens > 0) Run(decoder, step, kernels).run();
   return nullptr;
 }
