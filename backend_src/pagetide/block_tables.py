@@ -114,18 +114,19 @@ class BlockTables:
 
     def grow(self, sequence: Sequence, end: int) -> None:
         """Raises OutOfBlocksError, and changes nothing, if `missing` is more than is free."""
-        sequence.block_table.extend(self.pool.allocate(self.missing(sequence, end)))
+        missing = self.missing(sequence, end)
+        if missing > 0:
+            sequence.block_table.extend(self.pool.allocate(missing))
 
     def publish(self, sequence: Sequence, start: int, end: int) -> list[int]:
         """Let others hit the full blocks among tokens `start` to `end`; the blocks that are now found."""
-        if self._root is None:
+        first, last = start // BLOCK_SIZE, end // BLOCK_SIZE
+        if self._root is None or first == last:
             return []
-        last = end // BLOCK_SIZE
         self._hash_first(sequence, last)
-        indices = range(start // BLOCK_SIZE, last)
         return [
             sequence.block_table[index]
-            for index in indices
+            for index in range(first, last)
             if self.pool.publish(sequence.block_table[index], self._content(sequence, index))
         ]
 

@@ -50,7 +50,7 @@ class Draft:
         if sequence.id in self.sequences:
             return 0
         room = self.budget
-        if not sequence.is_stream and sequence.request.tenant in self.crowding:
+        if self.crowding and not sequence.is_stream and sequence.request.tenant in self.crowding:
             room = min(room, 0 if self.favours else self.spare)
         return min(sequence.num_left, room)
 
@@ -77,8 +77,9 @@ class Draft:
         """Compute the sequence's next `num_new` tokens. The blocks for them are known to be there."""
         start, end = sequence.num_computed, sequence.num_computed + num_new
         self.tables.grow(sequence, end)
-        self.num_decoding += sequence.is_stream
-        if self.crowding and not sequence.is_stream:
+        if sequence.is_stream:
+            self.num_decoding += 1
+        elif self.crowding:
             crowds = sequence.request.tenant in self.crowding
             self.favours |= not crowds
             self.spare -= num_new * crowds
@@ -93,7 +94,8 @@ class Draft:
         self.plan.block_tables.append(sequence.block_table)
         self.sequences[sequence.id] = sequence
         self.budget -= num_new
-        self.published.update(dict.fromkeys(self.tables.publish(sequence, start, end)))
+        for block in self.tables.publish(sequence, start, end):
+            self.published[block] = None
 
     def settle(self) -> None:
         """The step ran: its KV is there, and the prompts' log-probabilities are known."""

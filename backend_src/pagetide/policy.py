@@ -29,7 +29,10 @@ class Policy:
         Streams go first, so long prompts never stall them.
         """
         ordered = sorted(running, key=lambda s: (self._tenants.clock(s), s.id))
-        return [s for s in ordered if s.is_stream], [s for s in ordered if not s.is_stream]
+        streams, prompts = list[Sequence](), list[Sequence]()
+        for sequence in ordered:
+            (streams if sequence.is_stream else prompts).append(sequence)
+        return streams, prompts
 
     def room(self, sequence: Sequence, running: Iterable[Sequence]) -> int:
         """Free blocks that the running sequence may take: what protected ones will need is theirs."""
@@ -117,6 +120,8 @@ class Policy:
 
     def _reserved(self, running: Iterable[Sequence]) -> int:
         """Blocks that protected running sequences may still take."""
+        if self._tenants.num_protected == 0:
+            return 0
         protected = (s for s in running if self._tenants.is_protected(s))
         return sum(peak_blocks(s) - len(s.block_table) for s in protected)
 

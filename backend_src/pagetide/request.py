@@ -218,7 +218,8 @@ class Sequence:
     @property
     def is_stream(self) -> bool:
         """A client has its first tokens, and it waits for the next one only."""
-        return self.num_left == 1 and self.num_output_tokens > 0
+        num_tokens = len(self.tokens)
+        return num_tokens - self.num_computed == 1 and num_tokens > len(self.request.prompt_ids)
 
     @property
     def num_tokens(self) -> int:
@@ -235,13 +236,13 @@ class Sequence:
 
     def finish_reason(self, token: int, max_model_len: int) -> tuple[FinishReason | None, int | None]:
         """Whether `token`, the last one, ends the sequence: the reason, and the stop token if it did."""
-        params = self.request.params
-        if self.num_output_tokens > params.min_tokens or self.request.constraint is not None:
+        params, num_output_tokens = self.request.params, self.num_output_tokens
+        if num_output_tokens > params.min_tokens or self.request.constraint is not None:
             if token in params.stop_token_ids:
                 return FinishReason.STOP, token
             if token in self.request.eos_token_ids and not params.ignore_eos:
                 return FinishReason.STOP, None
-        if self.num_tokens >= max_model_len or self.num_output_tokens >= params.max_tokens:
+        if self.num_tokens >= max_model_len or num_output_tokens >= params.max_tokens:
             return FinishReason.LENGTH, None
         return None, None
 

@@ -82,7 +82,7 @@ class Tenants:
         self._ageing_s = ageing_s
         self._max_preemptions = max_preemptions
         self._accounts: dict[str, Account] = {}
-        self.num_waiting = self.num_waiting_tokens = 0
+        self.num_waiting = self.num_waiting_tokens = self.num_protected = 0
         self.active: list[Account] = []
         self.around: list[Account] = []
 
@@ -132,10 +132,12 @@ class Tenants:
         """It waits no longer, it runs."""
         self.remove(sequence)
         self.account(sequence).num_running += 1
+        self.num_protected += self.is_protected(sequence)
 
     def stopped(self, sequence: Sequence) -> None:
         """It runs no longer."""
         self.account(sequence).num_running -= 1
+        self.num_protected -= self.is_protected(sequence)
 
     def first(self, now_s: float, passed_over: Container[str] = ()) -> Sequence | None:
         """Whose turn it is, among the other tenants that are within their limits."""
