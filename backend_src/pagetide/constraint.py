@@ -31,6 +31,7 @@ class ConstrainedRow:
     """
 
     index: int
+    request_id: int
     constraint: Constraint
     tokens: array[int]
     start: int

@@ -151,4 +151,4 @@ def _constrained(sequence: Sequence, constraint: Constraint, index: int) -> Cons
     request = sequence.request
     held_back = sequence.num_output_tokens < request.params.min_tokens
     ends = request.eos_token_ids.union(request.params.stop_token_ids) if held_back else frozenset[int]()
-    return ConstrainedRow(index, constraint, sequence.tokens, len(request.prompt_ids), ends)
+    return ConstrainedRow(index, request.id, constraint, sequence.tokens, len(request.prompt_ids), ends)

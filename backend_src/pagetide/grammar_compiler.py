@@ -32,7 +32,7 @@ MAX_WAITING = 64
 """Grammars that wait for a place; more are refused for now."""
 
 MAX_COMPILE_BYTES = 2**30
-"""Memory of one compile. A schema of the largest size takes some tens of MB."""
+"""Memory of one compile."""
 
 Ready = Callable[[], Constraint]
 """A new constraint each time, at the grammar's start. Raises InvalidArgumentError if it did not compile."""
@@ -74,9 +74,6 @@ class GrammarCompiler:
             then(lambda: Matcher(compiled, self._utf8))
         elif future is not None:
             future.add_done_callback(lambda done: then(lambda: self._constraint(grammar, done)))
-
-    def start(self) -> None:
-        self._process.start()
 
     def stop(self) -> None:
         """Finishes what waits, then ends the process."""
@@ -123,8 +120,6 @@ class NoGrammars:
 
     def compile(self, grammar: Grammar, then: Callable[[Ready], None]) -> None:
         raise InvalidArgumentError(f"{grammar.source} is given, but this model serves none: {self._reason}")
-
-    def start(self) -> None: ...
 
     def stop(self) -> None: ...
 

@@ -55,6 +55,6 @@ class MaskThread:
             try:
                 row.constraint.fill(row, bitmask, at)
             except Exception:
-                log.exception("a request's grammar can't go on")
+                log.exception("request %d: its grammar can't go on", row.request_id)
                 bitmask[at] = 0
         return StepMasks(torch.tensor([row.index for row in rows]), bitmask)

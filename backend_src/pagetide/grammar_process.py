@@ -63,11 +63,6 @@ class GrammarProcess:
             raise CompileError(_reason(text))
         return text
 
-    def start(self) -> None:
-        """Returns before the process is ready; what it is given waits for that."""
-        with self._lock:
-            self._running()
-
     def stop(self) -> None:
         with self._lock:
             if self._control is not None and self._process is not None:

@@ -106,7 +106,7 @@ class World:
     def mask(self, of: Constraint, tokens: Sequence[int]) -> list[int]:
         """The words of the bitmask after an output of these tokens."""
         bitmask = torch.zeros((1, -(-self.built.vocab_size // 32)), dtype=torch.int32)
-        of.fill(ConstrainedRow(0, of, array("i", tokens), 0, frozenset()), bitmask, 0)
+        of.fill(ConstrainedRow(0, 0, of, array("i", tokens), 0, frozenset()), bitmask, 0)
         words: list[int] = bitmask[0].tolist()
         return words
 

@@ -55,7 +55,6 @@ def grammars(listener: Listener) -> Iterator[GrammarCompiler]:
 @pytest.fixture(scope="module")
 def process() -> Iterator[GrammarProcess]:
     made = GrammarProcess(VOCABULARY, max_s=1.0, max_bytes=MAX_BYTES)
-    made.start()
     yield made
     made.stop()
 
