@@ -2,9 +2,9 @@
 
     PYTHONPATH=tests/pagetide python -m benchmarks.long_prompt [--cpu-time] [--raw docs/benchmarks/...json]
 
-The engine alone, on the CPU, over a small Llama with random weights. Streams of 32 + 256 tokens take turns so
-that 16 run at any time; a round measures them alone, then while the long prompt is computed. Where other
-programs run, --cpu-time counts one thread's CPU time, in the engine's own budget too.
+The engine alone, on the CPU, over a small Llama with random weights. The streams' contexts grow all the time,
+so they are compared with themselves: the same number of tokens from the same start, without the long prompt.
+Where other programs run, --cpu-time counts one thread's CPU time, in the engine's own budget too.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import statistics
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -28,48 +27,25 @@ from pagetide.build import build
 from pagetide.config import Settings
 
 MODEL = {
-    "hidden_size": 512,
-    "intermediate_size": 1536,
+    "hidden_size": 768,
+    "intermediate_size": 2048,
     "num_hidden_layers": 2,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 64,
     "max_position_embeddings": 40_960,
 }
-NUM_STREAMS, STREAM_PROMPT, STREAM_OUTPUT = 16, 32, 256
+NUM_STREAMS, STREAM_PROMPT, STREAM_OUTPUT = 16, 32, 40_000
 LONG_PROMPT = 32_768
-ALONE_S = 10.0
+WARM_UP = 200
 TARGET_OF_MEDIAN = 1.8
 """The target is this times what the streams wait for a token when they are alone."""
 
 
-@dataclass(slots=True)
-class Streams:
-    """Keeps NUM_STREAMS going."""
-
-    driven: Driven
-    running: list[Client] = field(default_factory=list)
-    ended: list[Client] = field(default_factory=list)
-
-    def turn(self) -> None:
-        self.driven.turn()
-        self.ended += [stream for stream in self.running if stream.ended]
-        self.running = [stream for stream in self.running if not stream.ended]
-        while len(self.running) < NUM_STREAMS:
-            self.running.append(self.driven.ask(STREAM_PROMPT, STREAM_OUTPUT))
-
-    def measure(self, during: Client | None) -> list[float]:
-        """What each waited for a token until `during` has its first one, or for `ALONE_S`."""
-        self.ended = []
-        for stream in self.running:
-            del stream.token_s[:-1]
-        end_s = self.driven.clock() + ALONE_S
-        while not during.token_s if during else self.driven.clock() < end_s:
-            self.turn()
-        return [each for stream in (*self.ended, *self.running) for each in stream.intervals_s]
-
-
-def one_round(checkpoint: Path, target_itl_ms: float | None, seed: int, clock: Clock) -> dict[str, Any]:
-    """The streams alone, then beside the long prompt, on one engine that is warm."""
+def driven_streams(
+    checkpoint: Path, target_itl_ms: float | None, clock: Clock
+) -> tuple[Driven, list[Client]]:
+    """An engine whose streams have all begun."""
     settings = Settings(
         model=str(checkpoint),
         device="cpu",
@@ -78,19 +54,42 @@ def one_round(checkpoint: Path, target_itl_ms: float | None, seed: int, clock: C
         target_itl_ms=target_itl_ms,
         num_threads=1 if clock is cpu_s else 0,
     )
-    driven = Driven(build(settings, checkpoint, on_step=lambda stats: None), random.Random(seed), clock)
-    streams = Streams(driven)
-    for _ in range(2 * STREAM_OUTPUT):
-        streams.turn()
-    alone_s = streams.measure(during=None)
+    driven = Driven(build(settings, checkpoint, on_step=lambda stats: None), random.Random(0), clock)
+    streams = [driven.ask(STREAM_PROMPT, STREAM_OUTPUT) for _ in range(NUM_STREAMS)]
+    for _ in range(WARM_UP):
+        driven.turn()
+    for stream in streams:
+        del stream.token_s[:-1]
+    return driven, streams
+
+
+def alone_s(checkpoint: Path, clock: Clock, num_tokens: int) -> list[float]:
+    """What each stream waits for each of `num_tokens` tokens."""
+    driven, streams = driven_streams(checkpoint, None, clock)
+    for _ in range(num_tokens):
+        driven.turn()
+    return [interval_s for stream in streams for interval_s in stream.intervals_s]
+
+
+def beside(checkpoint: Path, target_itl_ms: float | None, clock: Clock) -> tuple[list[float], float]:
+    """What they wait until the long prompt has its first token, and when it has."""
+    driven, streams = driven_streams(checkpoint, target_itl_ms, clock)
     late = driven.ask(LONG_PROMPT, 1)
-    beside_s = streams.measure(during=late)
-    return {
-        "target_itl_ms": target_itl_ms,
-        "long_ttft_s": late.ttft_s,
-        "alone": told(alone_s),
-        "beside": told(beside_s),
-    }
+    while not late.token_s:
+        driven.turn()
+    return [interval_s for stream in streams for interval_s in stream.intervals_s], late.ttft_s
+
+
+def one_round(checkpoint: Path, clock: Clock) -> list[dict[str, Any]]:
+    target_ms = 1e3 * TARGET_OF_MEDIAN * statistics.median(alone_s(checkpoint, clock, WARM_UP))
+    results = []
+    for target_itl_ms in (None, target_ms):
+        beside_s, ttft_s = beside(checkpoint, target_itl_ms, clock)
+        without_s = alone_s(checkpoint, clock, len(beside_s) // NUM_STREAMS)
+        measured = {"target_itl_ms": target_itl_ms, "long_ttft_s": ttft_s}
+        results.append(measured | {"alone": told(without_s), "beside": told(beside_s)})
+        show(results[-1])
+    return results
 
 
 def told(intervals_s: Sequence[float]) -> dict[str, Any]:
@@ -126,16 +125,12 @@ def main() -> None:
     results, load_average = [], [os.getloadavg()]
     with tempfile.TemporaryDirectory() as folder:
         checkpoint = make_checkpoint(Path(folder) / "llama", **MODEL)
-        for seed in range(options.rounds):
-            results.append(one_round(checkpoint, None, seed, clock))
-            show(results[-1])
-            target_ms = TARGET_OF_MEDIAN * results[-1]["alone"]["p50_ms"]
-            results.append(one_round(checkpoint, target_ms, seed, clock))
-            show(results[-1])
-            load_average.append(os.getloadavg())
-            if options.raw:
-                raw = {"cpu_time": options.cpu_time, "load_average": load_average}
-                options.raw.write_text(json.dumps({"model": MODEL, **raw, "rounds": results}) + "\n")
+        for _ in range(options.rounds):
+            results += one_round(checkpoint, clock)
+    load_average.append(os.getloadavg())
+    if options.raw:
+        raw = {"model": MODEL, "cpu_time": options.cpu_time, "load_average": load_average}
+        options.raw.write_text(json.dumps({**raw, "measured": results}) + "\n")
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from dataclasses import dataclass, field
 
@@ -106,11 +107,10 @@ def check_blocks(scheduler: Scheduler) -> None:
     scheduler.check()
     pool, scope = scheduler.pool, scheduler.tenants.policies.prefix_scope
     tables = [(sequence, list(sequence.block_table)) for sequence in scheduler.sequences]
-    users = Counter(block for _, table in tables for block in table)
-    refs = users.copy()
-    refs.update(scheduler.tier.pinned)
-    for block in range(pool.num_blocks):
-        assert pool.refs(block) == refs[block], f"block {block}: {pool.refs(block)} refs, {refs[block]} users"
+    users = Counter(itertools.chain.from_iterable(table for _, table in tables))
+    refs = users + Counter(scheduler.tier.pinned)
+    told = {block: count for block in range(pool.num_blocks) if (count := pool.refs(block))}
+    assert told == refs, f"references {told}, users {dict(refs)}"
     contents: dict[int, bytes] = {}
     for sequence, table in tables:
         assert len(set(table)) == len(table), f"sequence {sequence.id} has a block twice: {table}"
