@@ -153,7 +153,7 @@ def test_a_known_longest_query_changes_nothing(make):
 def test_what_no_kernel_is_built_for_is_refused_by_name(make):
     with pytest.raises(ArgumentError, match="head size 48"):
         run(make([(1, 1)], head_size=48))
-    with pytest.raises(ArgumentError, match="17 heads a KV head"):
+    with pytest.raises(ArgumentError, match="17 query heads a KV head"):
         run(make([(1, 1)], heads=34))
     with pytest.raises(ArgumentError, match="query is of dtype float32"):
         run(make([(1, 1)], dtype=torch.float32))

@@ -53,10 +53,16 @@ def ints(*values, dtype=torch.int64):
     return torch.tensor(values, dtype=dtype)
 
 
-@pytest.mark.parametrize("name", RUNS)
-@pytest.mark.parametrize("look", list(looks.looks()), ids=lambda look: f"{look.sanitizer.value}-{look.seed}")
+LOOKS = {f"{look.sanitizer.value}-{look.seed}": look for look in looks.looks()}
+WIDE = "attention of wide heads"  # has one barrier of its own, which any order of warps shows
+
+
+@pytest.mark.parametrize(
+    ("name", "look"),
+    [(name, look) for name in RUNS for look in LOOKS if name != WIDE or look.endswith("-1")],
+)
 def test_the_kernels_stand_every_look(name, look):
-    assert look.complaint(RUNS[name]) is None
+    assert LOOKS[look].complaint(RUNS[name]) is None
 
 
 def test_writing_to_the_cache(ops):
