@@ -20,6 +20,9 @@ from pagetide.request import SamplingParams, TokenLogprobs
 from pagetide.step import NO_TOKEN, SampledRows
 from pagetide_kernels import ops
 
+_MOST_TOP_K = 2**31 - 1
+"""What an int32 holds; more is everything too."""
+
 _GREEDY_BELOW = 1e-5
 """A lower temperature overflows float32, and asks for the likeliest token anyway."""
 
@@ -80,7 +83,7 @@ def _columns(sampled: SampledRows, rows: list[int], device: torch.device) -> dic
 
     return {
         "temperature": column([p.temperature for p in params]),
-        "top_k": column([max(p.top_k, 0) for p in params], torch.int32),
+        "top_k": column([min(max(p.top_k, 0), _MOST_TOP_K) for p in params], torch.int32),
         "top_p": column([p.top_p for p in params]),
         "min_p": column([p.min_p for p in params]),
         "uniform": torch.from_numpy(draws[rows]).to(device),

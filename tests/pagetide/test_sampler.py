@@ -57,6 +57,21 @@ def test_a_row_draws_the_same_token_alone_and_in_any_batch() -> None:
     assert shuffled == [alone[i] for i in order]
 
 
+def test_parameters_at_the_edges_of_what_numbers_can_be_disturb_no_other_row() -> None:
+    """`top_k` beyond every float once failed the step, and with it every request in it."""
+    huge = 10**400
+    edges = [
+        SamplingParams(top_k=huge),
+        SamplingParams(temperature=1e308, top_p=5e-324),
+        SamplingParams(temperature=5e-324, min_p=1.0),
+    ]
+    logits = random_logits(4)
+    params = [MIXED[3], *edges]
+    together, _ = sampler.sample(logits.clone(), rows(params, [7] * 4, [1] * 4))
+    assert together[0] == draw(logits[0], MIXED[3], seed=7, position=1)
+    assert all(0 <= token < VOCAB for token in together)
+
+
 def test_temperature_zero_takes_the_likeliest_whatever_the_seed() -> None:
     logits = random_logits(1)[0]
     assert {draw(logits, MIXED[0], seed, 0) for seed in range(5)} == {int(logits.argmax())}
