@@ -135,7 +135,7 @@ class Sender:
             return
         stream, now_s, output = message
         if output is not None:
-            self._guarded(stream, self._take, now_s, output)
+            self._take(stream, now_s, output)
         elif stream.is_open and stream.last_token_s is None:
             self._rotation.add(stream, running=False)
 
@@ -146,19 +146,23 @@ class Sender:
         except Exception as error:
             log.exception("request %d: its response was not sent", stream.request_id)
             if stream.is_open:
-                self._fail(stream, Failure(ErrorCode.INTERNAL, f"the response was not sent: {error}"))
+                told = f"request {stream.request_id}: its response was not sent: {error}"
+                self._fail(stream, Failure(ErrorCode.INTERNAL, told))
 
     def _take(self, stream: Stream, now_s: float, output: Output) -> None:
         if output.token_ids:
             self._note_interval(stream, now_s)
+        stream.engine_done = output.finish_reason is not None
         if stream.is_open:
-            stream.answer.take(output)
-            is_over = stream.answer.ended or stream.answer.failure is not None
-            self._rounds.add(stream, urgent=is_over or not stream.has_response)
+            self._guarded(stream, self._gather, output)
         if output.finish_reason is not None:
-            stream.engine_done = True
             reason = stream.ended_by or stream.answer.finish_reason or output.finish_reason
             self._listener.on_finished(reason, output.stats)
+
+    def _gather(self, stream: Stream, output: Output) -> None:
+        stream.answer.take(output)
+        is_over = stream.answer.ended or stream.answer.failure is not None
+        self._rounds.add(stream, urgent=is_over or not stream.has_response)
 
     def _note_interval(self, stream: Stream, now_s: float) -> None:
         if stream.last_token_s is not None:
@@ -182,11 +186,11 @@ class Sender:
         reply = answer.reply()
         if reply is None:
             return
-        if reply.finish_reason is not None:
-            self._close(stream, reply.finish_reason)
         stream.has_response = True
         self._rounds.count_response()
         stream.channel.send(reply, final=reply.finish_reason is not None)
+        if reply.finish_reason is not None:
+            self._close(stream, reply.finish_reason)
 
     def _fail(self, stream: Stream, failure: Failure) -> None:
         self._close(stream, failure.finish_reason)
@@ -196,7 +200,7 @@ class Sender:
             log.exception("request %d: its error was not sent", stream.request_id)
 
     def _close(self, stream: Stream, reason: FinishReason) -> None:
-        """The client's last response is due: ask no more, and stop the engine if it still works on it."""
+        """The client has, or is due, its last response: ask no more, stop the engine's work on it."""
         self._rotation.discard(stream)
         stream.is_open = False
         stream.ended_by = reason

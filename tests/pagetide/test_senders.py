@@ -24,6 +24,8 @@ class Bytes:
     """A tokenizer whose ids are bytes."""
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool) -> str:
+        if 0 in ids:
+            raise ValueError("token 0 is broken")
         return bytes(ids).decode(errors="replace")
 
 
@@ -246,6 +248,27 @@ def test_a_send_that_fails_ends_that_request_only(world: World) -> None:
     assert broken.failure.code is ErrorCode.INTERNAL
     assert world.engine.aborted == [(0, FinishReason.ERROR)]
     assert whole.sent == ["b"]
+
+
+def test_a_last_response_that_fails_is_followed_by_an_error(world: World) -> None:
+    client, deliver = world.open()
+    client.breaks = True
+    deliver("a", FinishReason.LENGTH)
+    client.wait()
+    assert client.failure is not None
+    assert client.failure.code is ErrorCode.INTERNAL
+    assert client.failure.message == "request 0: its response was not sent: the pipe broke"
+
+
+def test_a_detokenizer_that_fails_on_the_last_token_ends_and_counts_its_request(world: World) -> None:
+    client, deliver = world.open()
+    deliver("a")
+    deliver("\0", FinishReason.LENGTH)
+    client.wait()
+    world.sender.stop(DEADLINE_S)
+    assert client.failure is not None
+    assert client.failure.code is ErrorCode.INTERNAL
+    assert world.engine.finished == [FinishReason.ERROR]
 
 
 def test_every_waiting_client_is_asked_at_a_bounded_rate(world: World) -> None:
