@@ -15,6 +15,10 @@ Told = dict[int, dict[str, object]]
 """One token's log-probability and its alternatives', by token id, as the Triton vLLM backend shapes them."""
 
 
+MOST_TOLD = 2000
+"""Of an error message: some quote what a client sent, and gRPC refuses headers above 8 KiB."""
+
+
 class ErrorCode(Enum):
     """How a request failed; the names are Triton's error codes."""
 
@@ -28,6 +32,11 @@ class ErrorCode(Enum):
 class Failure:
     code: ErrorCode
     message: str
+
+    def told(self, with_code: bool) -> str:
+        """Cut to MOST_TOLD characters."""
+        text = f"{self.code.name}: {self.message}" if with_code else self.message
+        return text[:MOST_TOLD]
 
     @property
     def finish_reason(self) -> FinishReason:

@@ -17,6 +17,7 @@ from pagetide import tokenizer, weights
 from pagetide.block_pool import BlockPool, chain_root
 from pagetide.config import BLOCK_SIZE, Settings, SettingsError
 from pagetide.engine import Engine
+from pagetide.faults import NO_FAULTS, Faults
 from pagetide.host_memory import HostMemory, check_fits_in_memory
 from pagetide.kv_pool import HostTier, NoTier, Tier
 from pagetide.layers import FixedLinear, Linear
@@ -52,14 +53,16 @@ def build(
     directory: Path,
     on_step: Callable[[StepStats], None],
     on_failure: Callable[[], None] = lambda: None,
+    faults: Faults = NO_FAULTS,
 ) -> Built:
     """Load what `settings.model` names, claim the KV cache, and put the engine around it.
 
-    Raises SettingsError or WeightsError, in one line that names the setting or the file.
+    `faults` are planted into it. Raises SettingsError or WeightsError, in one line that names the setting
+    or the file.
     """
     torch.set_num_threads(settings.num_threads or _available_cores())
     path = resolve(settings.model, directory)
-    text = tokenizer.load(path)
+    text = faults.within_methods(tokenizer.load(path), apply_chat_template="template", decode="detokenizer")
     model = _model(settings, path)
     _check_memory(settings, model.device)
     runner = _runner(settings, model)
@@ -68,9 +71,9 @@ def build(
     scheduler = _scheduler(settings, model, runner)
     engine = Engine(
         scheduler,
-        runner,
+        faults.within_methods(runner, run="step"),
         settings.max_waiting,
-        on_step,
+        faults.within("loop", on_step),
         on_failure=on_failure,
         max_waiting_tokens=settings.max_waiting_tokens,
     )

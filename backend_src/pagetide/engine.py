@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from queue import Empty, SimpleQueue
 from typing import Protocol
 
 from pagetide.backlog import Backlog, UnavailableError
+from pagetide.failed_steps import FailedSteps
 from pagetide.request import FinishReason, Output, Request
 from pagetide.roster import Delivery
 from pagetide.scheduler import Scheduler
@@ -28,9 +28,6 @@ log = logging.getLogger(__name__)
 _STALLED_AFTER_S = 60.0
 _QUIET_S = 1.0
 """An engine idle for this long has time to look at every block."""
-
-_MOST_FAILED_STEPS = 3
-"""This many in a row, and it is not the requests that are wrong."""
 
 
 class StepRunner(Protocol):
@@ -92,7 +89,7 @@ class Engine:
         self._thread = threading.Thread(target=self._run, name="pagetide-engine", daemon=True)
         self._draining = False
         self._failure: str | None = None
-        self._failed_steps: deque[str] = deque(maxlen=_MOST_FAILED_STEPS)
+        self._failed_steps = FailedSteps()
         self._busy_since_s: float | None = None
         self._planned_nothing = False
         self._history = History()
@@ -159,8 +156,9 @@ class Engine:
         """Why the engine can't be relied on, or None. Any thread."""
         if self._failure is not None:
             return self._failure
-        if len(self._failed_steps) == _MOST_FAILED_STEPS:
-            return f"the last {_MOST_FAILED_STEPS} steps failed: {self._failed_steps[-1]}"
+        failing = self._failed_steps.reason
+        if failing is not None:
+            return failing
         busy_since = self._busy_since_s
         if busy_since is not None and self._clock() - busy_since > _STALLED_AFTER_S:
             return f"no step finished in {self._clock() - busy_since:.0f} s"
@@ -242,8 +240,7 @@ class Engine:
             result = self._runner.run(plan)
         except Exception as error:
             log.exception("a step of %d tokens failed", plan.num_tokens)
-            self._failed_steps.append(f"{type(error).__name__}: {error}")
-            return self._scheduler.fail(self._failed_steps[-1])
+            return self._scheduler.fail(self._failed_steps.add(error))
         self._failed_steps.clear()
         return self._scheduler.update(plan, result)
 
@@ -269,6 +266,7 @@ class Engine:
             prefix_hits=tally.prefix_hits,
             step_s=step_s,
             preemptions=tally.preemptions,
+            num_failed_in_a_row=self._failed_steps.in_a_row,
         )
         if plan is not None:
             self._history.add(Step(self._clock(), stats, rows_of(plan, scheduler.planned)))

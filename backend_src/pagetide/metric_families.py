@@ -29,6 +29,7 @@ _GAUGES = {
     "vllm:num_requests_waiting": "Requests that wait, preempted ones among them",
     "vllm:kv_cache_usage_perc": "Share of the KV blocks in use, 0 to 1",
     "pagetide:kv_blocks_total": "KV blocks in all",
+    "pagetide:failed_steps": "Steps that failed since the last that succeeded",
 }
 _HISTOGRAMS = {
     "vllm:iteration_tokens_total": ("Tokens computed in one step", _TOKENS),
@@ -138,6 +139,7 @@ class Families:
         gauges["vllm:num_requests_waiting"].set(step.num_waiting)
         gauges["vllm:kv_cache_usage_perc"].set(step.blocks_used / step.blocks_total)
         gauges["pagetide:kv_blocks_total"].set(step.blocks_total)
+        gauges["pagetide:failed_steps"].set(step.num_failed_in_a_row)
         self._blocks["used"].set(step.blocks_used)
         self._blocks["cached"].set(step.blocks_cached)
         self._blocks["free"].set(step.blocks_free)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from pagetide.answer import ErrorCode, Failure
 from pagetide.backlog import UnavailableError
@@ -15,8 +15,8 @@ from pagetide.parse_values import InvalidArgumentError
 log = logging.getLogger("pagetide")
 
 
-def failure_of(work: Callable[[], None]) -> Failure | None:
-    """Does the work; None if it could be done."""
+def failure_of(work: Callable[[], None], numbers: Iterator[int]) -> Failure | None:
+    """Does the work; None if it could be done. An error of ours gets a number, which the log has too."""
     try:
         work()
     except (InvalidArgumentError, ChatTemplateError, AdmissionError) as error:
@@ -24,6 +24,8 @@ def failure_of(work: Callable[[], None]) -> Failure | None:
     except (UnavailableError, TooManyGrammarsError) as error:
         return Failure(ErrorCode.UNAVAILABLE, str(error))
     except Exception as error:
-        log.exception("a request was not taken")
-        return Failure(ErrorCode.INTERNAL, f"{type(error).__name__}: {error}")
+        number = next(numbers)
+        log.exception("request %d was not taken", number)
+        told = f"request {number} was not taken: {type(error).__name__}: {error}"
+        return Failure(ErrorCode.INTERNAL, told)
     return None

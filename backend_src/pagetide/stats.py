@@ -35,7 +35,8 @@ class StepStats:
 
     `num_tokens` were computed and `num_generated` came out; `num_prompt_tokens` are the prompts (prefix
     hits included) that got their first token. `prefix_queries` and `prefix_hits` are the tokens of the
-    requests admitted in this step: looked up, and found. `preemptions` counts them by reason.
+    requests admitted in this step: looked up, and found. `preemptions` counts them by reason. The
+    last `num_failed_in_a_row` steps failed.
     """
 
     num_running: int
@@ -51,6 +52,7 @@ class StepStats:
     prefix_hits: int
     step_s: float
     preemptions: Mapping[Reason, int] = field(default_factory=dict)
+    num_failed_in_a_row: int = 0
 
     @property
     def num_preemptions(self) -> int:

@@ -20,6 +20,7 @@ import triton_python_backend_utils as pb_utils
 from pagetide.answer import Answer, ErrorCode, Failure, Reply
 from pagetide.calls import FAILED, Calls, is_call
 from pagetide.constraint import Constraint
+from pagetide.faults import Faults
 from pagetide.metric_series import CounterHandle, GaugeHandle, Labels
 from pagetide.metrics import Metrics
 from pagetide.model_io import FINISH_REASON, INPUTS, OUTPUTS, TEXT, TOKEN_IDS, Spec
@@ -78,10 +79,12 @@ class TritonPythonModel:
 
         labels = {"model": args["model_name"], "model_name": args["model_name"]}
         self._metrics = Metrics(lambda: _Registry(labels | {"version": args["model_version"]}))
-        self._built = build(settings, directory, self._metrics.on_step, self._leave)
+        self._faults = Faults(os.environ)
+        self._built = build(settings, directory, self._metrics.on_step, self._leave, self._faults)
         engine = self._built.engine
         self._limits = RequestLimits.of(settings, engine.max_model_len, self._built.vocab_size)
-        self._grammars = open_grammars(self._built, settings, self._metrics)
+        grammars = open_grammars(self._built, settings, self._metrics)
+        self._grammars = self._faults.within_methods(grammars, compile="grammar")
         self._senders = Senders(
             settings.num_senders, engine.abort, self._metrics, self._built.max_responses_per_s
         )
@@ -120,11 +123,14 @@ class TritonPythonModel:
         return self._built.engine.health() is None
 
     def _attempt(self, channel: _Channel, work: Callable[[], None]) -> None:
-        """Does it, or tells the client why not. Any thread."""
-        failure = failure_of(work)
+        """Does it, or tells the client why not. Any thread. Never raises: others come after this one."""
+        failure = failure_of(work, self._ids)
         if failure is not None:
             self._metrics.on_refused(failure.code.name)
-            channel.fail(failure)
+            try:
+                channel.fail(failure)
+            except Exception:
+                log.exception("an error was not sent: %a", failure.told(with_code=True))
 
     def _submit(self, request: Any, channel: _Channel, arrival_s: float) -> None:
         self._calls.open(request.request_id(), channel)
@@ -186,6 +192,7 @@ class TritonPythonModel:
 
     def _streams(self, parsed: ParsedRequest, prompt_ids: array[int], channel: _Channel) -> list[Stream]:
         """One for each sample, all with the client's one channel."""
+        channel = self._faults.within_methods(channel, send="sender", send_all="sender")
         ids = [next(self._ids) for _ in range(parsed.num_samples)]
         answers = [Answer(parsed, prompt_ids, self._built.tokenizer, index) for index in range(len(ids))]
         if len(ids) == 1:
@@ -245,11 +252,11 @@ class _Channel:
 
     def fail(self, failure: Failure) -> None:
         """A Triton stream carries an error's text and not its code, so the text tells what is not usual."""
-        told = f"{failure.code.name}: {failure.message}"
         if self._for_front:
-            response = pb_utils.InferenceResponse([_tensor(TEXT, [told]), _tensor(FINISH_REASON, [FAILED])])
+            text = _tensor(TEXT, [failure.told(with_code=True)])
+            response = pb_utils.InferenceResponse([text, _tensor(FINISH_REASON, [FAILED])])
         else:
-            told = failure.message if failure.code is ErrorCode.INVALID_ARG else told
+            told = failure.told(with_code=failure.code is not ErrorCode.INVALID_ARG)
             error = pb_utils.TritonError(told, getattr(pb_utils.TritonError, failure.code.name))
             response = pb_utils.InferenceResponse([], error)
         self._sender.send(response, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
