@@ -16,7 +16,7 @@ endif
 CHECKER := $(if $(PYTHON_CHOSEN),$(PYTHON),$(firstword $(wildcard $(BIN)/python) $(PYTHON)))
 packages = $(shell cat $(1) | grep -c ==)
 
-.PHONY: serve test lint bench bench-peers bench-kernels loadtest simulate setup setup-dev check clean
+.PHONY: serve test lint bench bench-peers bench-kernels loadtest simulate fuzz setup setup-dev check clean
 
 serve: setup
 	@exec $(BIN)/pagetide serve $(ARGS)
@@ -30,6 +30,10 @@ SEED_START ?= 0
 simulate: setup-dev
 	@PYTHONPATH=tests/pagetide exec $(BIN)/python -m simulation.run \
 	  $(if $(REPLAY),--replay $(REPLAY),--seeds $(SEEDS) --seed-start $(SEED_START))
+
+# Broken requests beside good streams, on a real server (docs/robustness.md); ARGS="--count 10000 --seed 1".
+fuzz: setup-dev
+	@PYTHONPATH=tests/server exec $(BIN)/python -m fuzz $(ARGS)
 
 lint: setup-dev
 	$(BIN)/ruff check .
