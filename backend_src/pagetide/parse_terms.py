@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from pagetide.parse_values import Convert, InvalidArgumentError, integer, real, refuse
+from pagetide.parse_values import Convert, InvalidArgumentError, integer, is_unicode, real, refuse
 
 MOST_NAME_LENGTH = 256
 MOST_PRIORITY = 10
@@ -25,7 +25,7 @@ class Terms:
 
 def name(field: str, value: Any) -> str:
     """A string that is not too long to be kept for each request."""
-    if not isinstance(value, str) or len(value) > MOST_NAME_LENGTH or not _is_unicode(value):
+    if not isinstance(value, str) or len(value) > MOST_NAME_LENGTH or not is_unicode(value):
         raise refuse(field, value, f"a string of at most {MOST_NAME_LENGTH} characters")
     return value
 
@@ -65,8 +65,3 @@ def header_tenant(parameters: str, header: str) -> str:
     if len(set(tenants)) > 1:
         raise InvalidArgumentError(f"{header} is given {len(tenants)} times, for different tenants")
     return tenants[0] if tenants else ""
-
-
-def _is_unicode(text: str) -> bool:
-    """False for lone surrogates, which JSON can write and no encoding can."""
-    return not any(0xD800 <= ord(character) <= 0xDFFF for character in text)

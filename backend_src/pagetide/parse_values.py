@@ -90,6 +90,8 @@ def strings(field: str, value: Any) -> tuple[str, ...]:
         raise InvalidArgumentError(
             f"{field} has a string of {longest} characters; at most {MAX_STOP_LENGTH} are served"
         )
+    if not all(map(is_unicode, values)):
+        raise refuse(field, value, "Unicode text, which has no lone surrogates")
     return tuple(values)
 
 
@@ -98,6 +100,11 @@ def words(field: str, value: Any) -> tuple[str, ...]:
     values = [value] if isinstance(value, str) else value
     kept = [each for each in values if each != ""] if isinstance(values, list) else values
     return strings(field, kept)
+
+
+def is_unicode(text: str) -> bool:
+    """False for lone surrogates, which JSON can write and no encoding can."""
+    return not any(0xD800 <= ord(character) <= 0xDFFF for character in text)
 
 
 def token_ids(vocab_size: int, most: int = MAX_STOP_TOKENS) -> Convert:

@@ -138,6 +138,8 @@ REFUSED = [
     ({"logprobs": 21}, "logprobs is 21; this model serves at most 20"),
     ({"stop": ""}, "stop is ''; it must be a string or a list of strings, none of them empty"),
     ({"stop": ["a", 3]}, "stop is ['a', 3]; it must be a string or a list of strings"),
+    ({"stop": ["a", "\ud800"]}, "stop is ['a', '\\ud800']; it must be Unicode text"),
+    ({"bad_words": "\udfff"}, "bad_words is ['\\udfff']; it must be Unicode text"),
     ({"stop": ["x"] * 65}, "stop has 65 strings; at most 64 are served"),
     ({"stop": "x" * 1025}, "stop has a string of 1025 characters; at most 1024 are served"),
     ({"stop_token_ids": 3}, "stop_token_ids is 3; it must be a list of token ids"),

@@ -249,7 +249,7 @@ def _http_odd(choose: random.Random) -> Case:
         {"text_input": "Hi", "stream": "yes"},
         {"text_input": "Hi", "no_such": 1},
         {"text_input": "Hi", "parameters": 5},
-        {"text_input": "Hi", "parameters": {"max_tokens": [1]}},
+        {"text_input": "Hi", "parameters": {"max_tokens": [1, 2]}},
         {"text_input": "Hi", "max_tokens": -1},
         {"text_input": "Hi", "parameters": {"parameters": {}}},
         {"text_input": ""},
