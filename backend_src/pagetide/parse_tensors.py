@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -43,6 +43,14 @@ def decoded(name: str, data: bytes) -> str:
     """Raises InvalidArgumentError unless `data` is UTF-8."""
     try:
         return data.decode()
+    except UnicodeDecodeError as error:
+        raise InvalidArgumentError(not_utf8(name, error)) from None
+
+
+def read_text(name: str, read: Callable[[], str]) -> str:
+    """What `read` returns. Raises InvalidArgumentError where that is made of bytes that are not UTF-8."""
+    try:
+        return read()
     except UnicodeDecodeError as error:
         raise InvalidArgumentError(not_utf8(name, error)) from None
 

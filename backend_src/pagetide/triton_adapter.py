@@ -28,6 +28,7 @@ from pagetide.parse import ParsedRequest, parse_request
 from pagetide.parse_limits import RequestLimits
 from pagetide.parse_prompt import Prompt
 from pagetide.parse_statistics import asks_statistics
+from pagetide.parse_tensors import read_text
 from pagetide.parse_tokens import check_choice, spell
 from pagetide.refusals import failure_of
 from pagetide.request import Request
@@ -138,7 +139,7 @@ class TritonPythonModel:
         if asks_statistics(tensors):
             self._ask_statistics(channel)
             return
-        parsed = parse_request(tensors, request.parameters(), self._limits)
+        parsed = parse_request(tensors, read_text("parameters", request.parameters), self._limits)
         channel.returned = tuple(spec for spec in OUTPUTS if spec.name in parsed.returned)
         enqueue = partial(self._enqueue, parsed, channel, arrival_s)
         if parsed.grammar is None:

@@ -54,10 +54,15 @@ def _unknown_parameter(choose: random.Random) -> Case:
 
 
 def _wrong_request_parameter(choose: random.Random) -> Case:
+    """`priority` there is Triton's own."""
     name, value = _wrong_value(choose)
-    while type(value) not in (bool, float, str) and not (type(value) is int and -(2**63) <= value < 2**63):
+    while name == "priority" or not _fits_a_parameter(value):
         name, value = _wrong_value(choose)
     return Case(f"wrong request parameter {name}", infer_request(parameters={name: value}))
+
+
+def _fits_a_parameter(value: Any) -> bool:
+    return type(value) in (bool, float, str) or (type(value) is int and -(2**63) <= value < 2**63)
 
 
 def _broken_sampling(choose: random.Random) -> Case:

@@ -90,6 +90,12 @@ def test_eight_streams_go_on_untouched_while_bad_requests_come(idle: Triton) -> 
         assert "".join(response.text for response in during) == "".join(response.text for response in before)
 
 
+def test_parameters_that_are_no_text_are_refused(triton: Triton) -> None:
+    """Triton passes on what HTTP brings, in whatever encoding."""
+    _, answer = triton.post("generate", b'{"text_input": "a", "ten\xe8nt": "b"}')
+    assert json.loads(answer)["error"].startswith("parameters is not UTF-8: byte 0xe8 at position")
+
+
 @pytest.mark.parametrize(
     "body",
     [
