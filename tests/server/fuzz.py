@@ -135,7 +135,7 @@ def is_wrong(case: Case, answer: Answer) -> bool:
 def shape_of(answer: Answer) -> str:
     """The message without what it quotes, so that those of one kind count as one."""
     text = re.sub(r"\[request id: .*?\] ", "", answer.error)
-    text = re.sub(r"'[^']*'|\\\"[^\"]*\\\"|\"[^\"]*\"", "'..'", text)
+    text = re.sub(r"(?<!\w)'[^']*'|\\\"[^\"]*\\\"|\"[^\"]*\"", "'..'", text)
     text = re.sub(r"^(.*?) is .*?; it must", r"\1 is ..; it must", text)
     text = re.sub(r"not JSON: .*", "not JSON: ..", text)
     return re.sub(r"-?\d+", "#", text)[:110]
