@@ -12,6 +12,7 @@ QUICK = [
     "mask-off-by-one",
     "table-over-read",
     "attention_prefill.cu-without-__syncthreads-0",
+    "attention_decode.cu-without-__threadfence-1",
     "vector.cuh-without-__syncthreads-1",
 ]
 
