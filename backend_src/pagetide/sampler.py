@@ -65,8 +65,13 @@ def _mix(z: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
 
 
 def _draw(logits: torch.Tensor, tokens: torch.Tensor, sampled: SampledRows) -> None:
-    """Puts drawn tokens in place of the likeliest in the rows that are not greedy."""
-    rows = [i for i, params in enumerate(sampled.params) if params.temperature >= _GREEDY_BELOW]
+    """Puts drawn tokens in place of the likeliest in the rows that are not greedy.
+
+    One candidate is the likeliest, also where several are equally likely.
+    """
+    rows = [
+        i for i, each in enumerate(sampled.params) if each.temperature >= _GREEDY_BELOW and each.top_k != 1
+    ]
     if rows:
         places = torch.tensor(rows, device=logits.device)
         chosen = logits if len(rows) == len(logits) else logits[places]

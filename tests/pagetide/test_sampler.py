@@ -82,6 +82,14 @@ def test_a_temperature_next_to_zero_is_greedy() -> None:
     assert draw(logits, SamplingParams(temperature=1e-38), 3, 0) == int(logits.argmax())
 
 
+def test_one_candidate_is_the_greedy_one_also_among_equals() -> None:
+    logits = random_logits(1)[0]
+    logits[[11, 222, 2222]] = logits.max() + 1
+    one = SamplingParams(temperature=1.0, top_k=1)
+    greedy = SamplingParams(temperature=0.0)
+    assert {draw(logits, one, seed, 0) for seed in range(30)} == {draw(logits, greedy, 0, 0)} == {11}
+
+
 def test_every_tensor_of_a_draw_is_on_the_logits_device() -> None:
     """A device of its own for tensors without data: mixing it with the CPU raises."""
     sampled = rows([MIXED[3], MIXED[1]], [1, 2], [3, 4])
