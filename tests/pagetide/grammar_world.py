@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -84,8 +85,12 @@ class World:
         self,
         asked: Sequence[tuple[Mapping[str, Any] | None, SamplingParams]],
         prompt: str = "Write JSON.",
+        preempt_each: int = 0,
     ) -> list[Answer]:
-        """All at once; each has its grammar's parameters, or None, and how to sample."""
+        """All at once; each has its grammar's parameters, or None, and how to sample.
+
+        In every `preempt_each`th turn, if it is not 0, someone loses all blocks.
+        """
         answers = [Answer() for _ in asked]
         for at, (parameters, params) in enumerate(asked):
             self.built.engine.submit(
@@ -99,9 +104,19 @@ class World:
                     constraint=None if parameters is None else self.constraint(parameters),
                 )
             )
-        while not all(answer.reason for answer in answers):
+        for turn in itertools.count(1):
+            if all(answer.reason for answer in answers):
+                return answers
+            if preempt_each and turn % preempt_each == 0:
+                self._preempt(turn // preempt_each)
             self.built.engine.turn(wait=False)
-        return answers
+        raise AssertionError
+
+    def _preempt(self, number: int) -> None:
+        scheduler = self.built.engine._scheduler
+        victims = [each for each in scheduler.running if not scheduler.tenants.is_protected(each)]
+        if victims:
+            scheduler._roster.preempt(victims[number % len(victims)])
 
     def mask(self, of: Constraint, tokens: Sequence[int]) -> list[int]:
         """The words of the bitmask after an output of these tokens."""

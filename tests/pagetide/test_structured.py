@@ -55,8 +55,8 @@ def check(world: World, answers: list[Answer]) -> int:
     return sum(answer.reason is FinishReason.STOP for answer in answers)
 
 
-def run_schemas(world: World, count: int) -> list[Answer]:
-    return world.run([(asked(seed), sampled(seed)) for seed in range(count)], PROMPT)
+def run_schemas(world: World, count: int, preempt_each: int = 0) -> list[Answer]:
+    return world.run([(asked(seed), sampled(seed)) for seed in range(count)], PROMPT, preempt_each)
 
 
 def test_outputs_follow_their_schemas(world: World) -> None:
@@ -90,6 +90,15 @@ def test_500_outputs_are_the_same_whatever_happens_to_the_requests(
     answers = run_schemas(World(checkpoint, world.grammars, **settings), 500)
     assert [answer.tokens for answer in answers] == [answer.tokens for answer in undisturbed]
     assert settings.get("prefix_cache", True) or not any(answer.num_hits for answer in answers)
+
+
+@pytest.mark.slow
+def test_500_outputs_are_the_same_with_preemptions(
+    checkpoint: Path, world: World, undisturbed: list[Answer]
+) -> None:
+    answers = run_schemas(World(checkpoint, world.grammars, max_preemptions=9), 500, preempt_each=3)
+    assert [answer.tokens for answer in answers] == [answer.tokens for answer in undisturbed]
+    assert sum(answer.num_preemptions > 0 for answer in answers) >= 100
 
 
 def test_outputs_of_a_sentencepiece_model_with_padded_logits_follow_their_schemas(tmp_path: Path) -> None:
