@@ -15,8 +15,10 @@ from typing import List, Optional
 
 OLDEST = (3, 10)
 NEWEST = (3, 13)
-# What the environment takes on disk with the CPU build of torch; a CUDA build takes about 6 GiB more.
+# What the environment takes on disk with the CPU build of torch, and with the CUDA build if there is a GPU.
 NEEDED_GIB = 3
+NEEDED_GIB_WITH_GPU = 9
+GPU = "/dev/nvidiactl"
 
 
 def main(arguments: List[str]) -> int:
@@ -133,13 +135,10 @@ def no_headers() -> Optional[str]:
 def no_room() -> Optional[str]:
     """Checked where the environment will lie."""
     free = shutil.disk_usage(".").free / 2.0**30
-    if free >= NEEDED_GIB:
+    needed = NEEDED_GIB_WITH_GPU if os.path.exists(GPU) else NEEDED_GIB
+    if free >= needed:
         return None
-    return "%.1f GiB free in %s and the installation takes %d GiB; make room" % (
-        free,
-        os.getcwd(),
-        NEEDED_GIB,
-    )
+    return "%.1f GiB free in %s and the installation takes %d GiB; make room" % (free, os.getcwd(), needed)
 
 
 if __name__ == "__main__":

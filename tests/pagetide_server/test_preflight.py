@@ -79,6 +79,18 @@ def test_too_little_disk_is_told_in_numbers(monkeypatch: pytest.MonkeyPatch) -> 
     assert problem.startswith("1.0 GiB free in ")
 
 
+def test_a_machine_with_a_gpu_needs_room_for_the_cuda_build(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=5 * 2**30))
+    monkeypatch.setattr(preflight, "GPU", str(tmp_path / "none"))
+    assert preflight.no_room() is None
+    monkeypatch.setattr(preflight, "GPU", str(tmp_path))
+    problem = preflight.no_room()
+    assert problem is not None
+    assert problem.endswith("the installation takes 9 GiB; make room")
+
+
 def make_venv(path: Path, interpreter: str) -> None:
     (path / "bin").mkdir(parents=True)
     (path / "bin" / "python").symlink_to(interpreter)
