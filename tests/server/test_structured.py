@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -133,7 +134,16 @@ def test_compiles_hits_and_refusals_are_counted(idle: Triton) -> None:
             shown["pagetide:grammars_refused_total"],
         )
 
-    compiled, hits, refused = counts()
+    def settled() -> tuple[float, float, float]:
+        """Counts are published twice a second: with none left to come, two looks a second apart agree."""
+        before = counts()
+        time.sleep(1)
+        while before != (now := counts()):
+            before = now
+            time.sleep(1)
+        return before
+
+    compiled, hits, refused = settled()
     for _ in range(3):
         assert idle.text(PROMPT, sampling={"guided_regex": "never seen before", "max_tokens": 20})
     idle.error(sampling={"guided_regex": "(never"})
