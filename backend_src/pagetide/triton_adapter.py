@@ -114,10 +114,8 @@ class TritonPythonModel:
 
     def _leave(self) -> None:
         """The engine's loop is broken. Its clients get their errors, then this process ends: servers that
-        never ask `is_ready` see a dead stub, and whoever supervises them starts again.
-
-        The reason comes first: Triton writes what it is told a moment later, and the process must still be there.
-        """
+        never ask `is_ready` see a dead stub, and whoever supervises them starts again. The log comes first:
+        Triton fetches it from the living process."""
         log.error("this model's process ends: %s", self._built.engine.health())
         self._senders.stop(ANSWER_S)
         os._exit(1)
