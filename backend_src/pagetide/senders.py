@@ -61,6 +61,7 @@ class Stream:
     is_open: bool = True
     engine_done: bool = False
     ended_by: FinishReason | None = None
+    stats: RequestStats | None = None
 
 
 Job = Callable[[], None]
@@ -152,12 +153,11 @@ class Sender:
     def _take(self, stream: Stream, now_s: float, output: Output) -> None:
         if output.token_ids:
             self._note_interval(stream, now_s)
-        stream.engine_done = output.finish_reason is not None
+        stream.engine_done, stream.stats = output.finish_reason is not None, output.stats
         if stream.is_open:
             self._guarded(stream, self._gather, output)
-        if output.finish_reason is not None:
-            reason = stream.ended_by or stream.answer.finish_reason or output.finish_reason
-            self._listener.on_finished(reason, output.stats)
+        else:
+            self._count(stream)
 
     def _gather(self, stream: Stream, output: Output) -> None:
         stream.answer.take(output)
@@ -206,6 +206,12 @@ class Sender:
         stream.ended_by = reason
         if not stream.engine_done:
             self._abort(stream.request_id, reason)
+        self._count(stream)
+
+    def _count(self, stream: Stream) -> None:
+        """When both the engine and the client are through with it, so that the reason is the client's."""
+        if stream.engine_done and stream.ended_by is not None:
+            self._listener.on_finished(stream.ended_by, stream.stats)
 
     def _ask(self) -> None:
         """When a question is due: has that client left?"""

@@ -258,6 +258,8 @@ def test_a_last_response_that_fails_is_followed_by_an_error(world: World) -> Non
     assert client.failure is not None
     assert client.failure.code is ErrorCode.INTERNAL
     assert client.failure.message == "request 0: its response was not sent: the pipe broke"
+    world.sender.stop(DEADLINE_S)
+    assert world.engine.finished == [FinishReason.ERROR]
 
 
 def test_a_detokenizer_that_fails_on_the_last_token_ends_and_counts_its_request(world: World) -> None:
