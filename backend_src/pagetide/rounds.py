@@ -7,14 +7,21 @@ from typing import Generic, TypeVar
 
 Item = TypeVar("Item")
 
-ASK_GAP_S = 0.040
-"""A sender asks no more often than this: each time costs a round trip to the server."""
+RESPONSES_A_QUESTION = 3.2
+"""A question costs what a response costs; so much rarer are they where responses are counted out."""
+
+LEAST_ASK_GAP_S = 0.005
+"""A sender asks no more often than this, however many responses it may send."""
 
 
 class Rotation(Generic[Item]):
-    """Whom to ask next if it was cancelled: in turn, running ones and waiting ones alternately."""
+    """Whom to ask next if it was cancelled: in turn, running ones and waiting ones alternately.
 
-    def __init__(self) -> None:
+    `most_per_s` is how many responses the sender may send.
+    """
+
+    def __init__(self, most_per_s: float) -> None:
+        self._gap_s = max(LEAST_ASK_GAP_S, RESPONSES_A_QUESTION / most_per_s)
         self._groups: tuple[OrderedDict[Item, None], ...] = (OrderedDict(), OrderedDict())
         self._next_s = 0.0
 
@@ -38,7 +45,7 @@ class Rotation(Generic[Item]):
             item = next(iter(group))
             group.move_to_end(item)
             due.append(item)
-        self._next_s = now_s + ASK_GAP_S * len(due)
+        self._next_s = now_s + self._gap_s * len(due)
         return due
 
 

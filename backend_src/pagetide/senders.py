@@ -77,7 +77,7 @@ class Sender:
         self._abort = abort
         self._listener = listener
         self._inbox: SimpleQueue[_Message] = SimpleQueue()
-        self._rotation = Rotation[Stream]()
+        self._rotation = Rotation[Stream](most_per_s)
         self._rounds = Rounds[Stream](most_per_s)
         self._intervals_s: list[float] = []
         self._stopping = False
