@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
 import itertools
 import random
 import time
 from array import array
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from pagetide.build import Built
 from pagetide.request import Output, Request, SamplingParams
@@ -18,6 +20,15 @@ Clock = Callable[[], float]
 def cpu_s() -> float:
     """What one thread computed so far: time on a machine where nothing else runs, if it has only that one."""
     return time.process_time()
+
+
+def read_options(description: str | None, rounds: int) -> argparse.Namespace:
+    """The command line of what is measured so."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--rounds", type=int, default=rounds)
+    parser.add_argument("--cpu-time", action="store_true", help="count one thread's CPU time")
+    parser.add_argument("--raw", type=Path, help="where to write all that was measured")
+    return parser.parse_args()
 
 
 @dataclass(slots=True)

@@ -8,7 +8,6 @@ a flood that came all at once and is cut off when the quiet tenant is done.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import random
@@ -17,7 +16,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.driven import Client, Clock, Driven, cpu_s
+from benchmarks.driven import Client, Clock, Driven, cpu_s, read_options
 from pagetide.build import build
 from pagetide.config import Settings
 
@@ -53,11 +52,7 @@ def p95(values: Sequence[float]) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--cpu-time", action="store_true", help="count one thread's CPU time")
-    parser.add_argument("--raw", type=Path, help="where to write all that was measured")
-    options = parser.parse_args()
+    options = read_options(__doc__, rounds=2)
     clock: Clock = cpu_s if options.cpu_time else time.monotonic
     rounds, load_average = [], [os.getloadavg()]
     for seed in range(options.rounds):

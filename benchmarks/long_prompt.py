@@ -9,7 +9,6 @@ Where other programs run, --cpu-time counts one thread's CPU time, in the engine
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import random
@@ -22,7 +21,7 @@ from typing import Any
 
 from tiny_checkpoints import make_checkpoint
 
-from benchmarks.driven import Client, Clock, Driven, cpu_s
+from benchmarks.driven import Client, Clock, Driven, cpu_s, read_options
 from pagetide.build import build
 from pagetide.config import Settings
 
@@ -116,11 +115,7 @@ def show(measured: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--cpu-time", action="store_true", help="count one thread's CPU time")
-    parser.add_argument("--raw", type=Path, help="where to write all that was measured")
-    options = parser.parse_args()
+    options = read_options(__doc__, rounds=3)
     clock: Clock = cpu_s if options.cpu_time else time.monotonic
     results, load_average = [], [os.getloadavg()]
     with tempfile.TemporaryDirectory() as folder:

@@ -153,13 +153,19 @@ def test_tokens_that_pile_up_behind_a_slow_send_go_out_as_one_response(world: Wo
     assert len(client.sent) <= 3
 
 
-def test_beyond_the_rate_a_stream_gets_its_first_token_and_its_end_at_once_and_the_rest_merged() -> None:
+def answered_once_in_100_s() -> tuple[Sender, Client, Callable[..., None]]:
+    """A sender of such a rate, and a client that has its first response."""
     engine = Engine()
     sender = Sender("sender", engine.abort, engine, most_per_s=0.01)
     sender.start()
     client, deliver = World(engine, sender).open()
     deliver("a")
     assert client.sending.wait(DEADLINE_S)
+    return sender, client, deliver
+
+
+def test_beyond_the_rate_a_stream_gets_its_first_token_and_its_end_at_once_and_the_rest_merged() -> None:
+    sender, client, deliver = answered_once_in_100_s()
     for letter in "bcd":
         deliver(letter)
     deliver("e", FinishReason.LENGTH)
@@ -169,12 +175,7 @@ def test_beyond_the_rate_a_stream_gets_its_first_token_and_its_end_at_once_and_t
 
 
 def test_a_sender_that_stops_first_sends_what_waits_for_its_round() -> None:
-    engine = Engine()
-    sender = Sender("sender", engine.abort, engine, most_per_s=0.01)
-    sender.start()
-    client, deliver = World(engine, sender).open()
-    deliver("a")
-    assert client.sending.wait(DEADLINE_S)
+    sender, client, deliver = answered_once_in_100_s()
     deliver("b")
     sender.stop(DEADLINE_S)
     assert client.sent == ["a", "b"]

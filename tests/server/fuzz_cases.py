@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import fuzz_values as values
-from triton_world import MODEL, infer_request
+from triton_world import CONTENTS, MODEL, infer_request
 from tritonclient.grpc import service_pb2 as pb
 
 from pagetide.model_io import INPUTS, PROMPTS
@@ -164,18 +164,8 @@ def _inputs_at_odds(choose: random.Random) -> Case:
     return Case("inputs at odds", request)
 
 
-_FIELDS = {
-    "BYTES": "bytes_contents",
-    "BOOL": "bool_contents",
-    "INT32": "int_contents",
-    "INT64": "int64_contents",
-    "UINT64": "uint64_contents",
-    "FP32": "fp32_contents",
-}
-
-
 def _fill(tensor: Any, datatype: str, content: list[Any]) -> None:
-    getattr(tensor.contents, _FIELDS[datatype]).extend(content)
+    getattr(tensor.contents, CONTENTS[datatype]).extend(content)
 
 
 def _broken_raw(choose: random.Random) -> Case:

@@ -41,7 +41,7 @@ IDLE = {
 _SAMPLE = re.compile(r"^([\w:]+)(?:\{(.*)\})? (\S+)$")
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 _EVERYWHERE = ("model", "model_name", "version")
-_CONTENTS = {
+CONTENTS = {
     "BYTES": "bytes_contents",
     "BOOL": "bool_contents",
     "INT32": "int_contents",
@@ -207,7 +207,7 @@ def infer_request(
     for name, array in (tensors or {}).items():
         kind = np_to_triton_dtype(array.dtype)
         tensor = request.inputs.add(name=name, datatype=kind, shape=array.shape)
-        getattr(tensor.contents, _CONTENTS[kind]).extend(array.flat)
+        getattr(tensor.contents, CONTENTS[kind]).extend(array.flat)
     for name, parameter in (parameters or {}).items():
         _set_parameter(request.parameters[name], parameter)
     return request
