@@ -83,11 +83,11 @@ def real_engine() -> tuple[Engine, Runner]:
     return engine, runner
 
 
-def measure(engine: Engine, runner: Runner, num_running: int) -> tuple[float, float]:
+def measure(engine: Engine, runner: Runner, num_running: int, temperature: float = 0) -> tuple[float, float]:
     """Median seconds of a decode step, and of what it spends outside the model."""
     timed = Timed(runner._model)
     runner._model = timed  # type: ignore[assignment]
-    fill(engine, num_running)
+    fill(engine, num_running, temperature)
     for _ in range(WARM_UP):
         engine.turn(wait=False)
     steps_s, outside_s = [], []
@@ -99,10 +99,12 @@ def measure(engine: Engine, runner: Runner, num_running: int) -> tuple[float, fl
     return statistics.median(steps_s), statistics.median(outside_s)
 
 
-def fill(engine: Engine, num_running: int) -> None:
+def fill(engine: Engine, num_running: int, temperature: float) -> None:
     """Until every request has its first token."""
     started: set[int] = set()
-    params = SamplingParams(max_tokens=PROMPT + STEPS + 10 * WARM_UP, temperature=0.0, ignore_eos=True)
+    params = SamplingParams(
+        max_tokens=PROMPT + STEPS + 10 * WARM_UP, temperature=temperature, ignore_eos=True
+    )
     for number in range(num_running):
         prompt = array("i", ((number * 7 + i * i) % 31 for i in range(PROMPT)))
         sink = lambda output, number=number: started.add(number)  # noqa: E731
@@ -120,6 +122,7 @@ def report(name: str, medians: Sequence[float]) -> None:
 def main() -> None:
     report("SmolLM2-135M, 32 running", measure(*real_engine(), 32))
     report("no model, 256 running", measure(*null_engine(256), 256))
+    report("no model, 256 running, drawn tokens", measure(*null_engine(256), 256, temperature=0.8))
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from pagetide.detokenizer import Decoder, Detokenizer
+from pagetide.detokenizer import Decoder, Detokenizer, Text
 from pagetide.parse import ParsedRequest
 from pagetide.request import FinishReason, Output, RequestStats, SamplingParams, TokenLogprobs
 
@@ -17,6 +17,10 @@ Told = dict[int, dict[str, object]]
 
 MOST_TOLD = 2000
 """Of an error message: some quote what a client sent, and gRPC refuses headers above 8 KiB."""
+
+
+MOST_UNDECODED = 64
+"""Tokens that wait to become text: those behind them on the same sender wait while they do."""
 
 
 class ErrorCode(Enum):
@@ -78,6 +82,7 @@ class Answer:
         self._tells_logprobs = "logprobs" in parsed.returned and params.logprobs is not None
         self._tells_token_ids = "token_ids" in parsed.returned
         self._text = parsed.echo
+        self._undecoded: list[int] = []
         self.index = index
         self.num_prompt_tokens = len(prompt_ids)
         self.num_tokens = 0
@@ -109,6 +114,8 @@ class Answer:
 
     def reply(self) -> Reply | None:
         """What has gathered, or None while there is nothing to show."""
+        if self._in_pieces:
+            self._decode()
         return self.gathered() if self.ended or (self._in_pieces and self._text) else None
 
     @property
@@ -121,6 +128,7 @@ class Answer:
 
     def gathered(self) -> Reply:
         """What has gathered since the reply before, if only that nothing has."""
+        self._decode()
         values = {name: value(self) for name, value in self._asked}
         reply = Reply(self._text, self.finish_reason, values)
         self._text, self.num_tokens, self.token_ids = "", 0, []
@@ -131,7 +139,7 @@ class Answer:
 
     def _add_tokens(self, output: Output) -> None:
         hidden = self._hides_last(output)
-        text = self._detokenizer.feed(output.token_ids[:-1] if hidden else output.token_ids)
+        text = self._read(output.token_ids[:-1] if hidden else output.token_ids)
         count = len(output.token_ids) if text.stop is None else text.num_tokens
         self._text += text.delta
         self.num_tokens += count
@@ -142,12 +150,27 @@ class Answer:
         if text.stop is not None:
             self.finish_reason, self.stop_reason = FinishReason.STOP, text.stop
 
+    def _read(self, token_ids: Sequence[int]) -> Text:
+        """At once where a stop string may end the text; else many together, when they are sent."""
+        if self._params.stop:
+            return self._detokenizer.feed(token_ids)
+        self._undecoded += token_ids
+        if len(self._undecoded) >= MOST_UNDECODED:
+            self._decode()
+        return Text("", len(token_ids))
+
+    def _decode(self) -> None:
+        if self._undecoded:
+            self._text += self._detokenizer.feed(self._undecoded).delta
+            self._undecoded = []
+
     def _hides_last(self, output: Output) -> bool:
         """The token that stops a sequence is no part of its text, unless the client wants it."""
         stopped = output.finish_reason is FinishReason.STOP and bool(output.token_ids)
         return stopped and not self._params.include_stop_str_in_output
 
     def _end(self, reason: FinishReason, stop_reason: int | str | None) -> None:
+        self._decode()
         rest = self._detokenizer.finish()
         self._text += rest.delta
         self.finish_reason = reason if rest.stop is None else FinishReason.STOP

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from array import array
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass
 
 from pagetide.block_pool import BlockPool, chain_hash
@@ -111,6 +111,10 @@ class BlockTables:
     def missing(self, sequence: Sequence, end: int) -> int:
         """Blocks to allocate before the KV of the first `end` tokens has a place."""
         return blocks_for(end) - len(sequence.block_table)
+
+    def full(self, sequences: Iterable[Sequence]) -> list[Sequence]:
+        """Those that have no room for the KV of their newest token."""
+        return [s for s in sequences if len(s.tokens) > len(s.block_table) * BLOCK_SIZE]
 
     def grow(self, sequence: Sequence, end: int) -> None:
         """Raises OutOfBlocksError, and changes nothing, if `missing` is more than is free."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Container
 from dataclasses import dataclass, field
 
 from pagetide.block_tables import BlockTables, Hits
+from pagetide.config import BLOCK_SIZE
 from pagetide.constraint import ConstrainedRow, Constraint
 from pagetide.logit_edits import LogitEdits
 from pagetide.request import Sequence
@@ -73,6 +75,21 @@ class Draft:
         if copy is not None:
             self.plan.copies.append(copy)
 
+    def add_streams(self, streams: list[Sequence], full: list[Sequence]) -> None:
+        """Compute the newest token of each. There is room for them, with a new block for the `full` ones."""
+        plan = self.plan
+        for sequence in full:
+            self.tables.grow(sequence, sequence.num_tokens)
+        self._sample(streams)
+        self._list(streams)
+        plan.token_ids.extend([sequence.tokens[-1] for sequence in streams])
+        plan.num_new.extend(itertools.repeat(1, len(streams)))
+        self.num_decoding += len(streams)
+        self.budget -= len(streams)
+        for sequence in streams:
+            if sequence.num_tokens % BLOCK_SIZE == 0:
+                self._publish(sequence, sequence.num_computed, sequence.num_tokens)
+
     def add(self, sequence: Sequence, num_new: int) -> None:
         """Compute the sequence's next `num_new` tokens. The blocks for them are known to be there."""
         start, end = sequence.num_computed, sequence.num_computed + num_new
@@ -84,18 +101,14 @@ class Draft:
             self.favours |= not crowds
             self.spare -= num_new * crowds
         if end == sequence.num_tokens:
-            self._sample(sequence)
+            self._sample([sequence])
         if sequence.scores_prompt:
             self._score(sequence, start, end)
-        self.plan.sequence_ids.append(sequence.id)
+        self._list([sequence])
         self.plan.token_ids.extend(sequence.tokens[start:end])
         self.plan.num_new.append(num_new)
-        self.plan.num_computed.append(start)
-        self.plan.block_tables.append(sequence.block_table)
-        self.sequences[sequence.id] = sequence
         self.budget -= num_new
-        for block in self.tables.publish(sequence, start, end):
-            self.published[block] = None
+        self._publish(sequence, start, end)
 
     def settle(self) -> None:
         """The step ran: its KV is there, and the prompts' log-probabilities are known."""
@@ -117,18 +130,37 @@ class Draft:
         for copy in self.plan.copies:
             self.tables.release_source(copy)
 
-    def _sample(self, sequence: Sequence) -> None:
+    def _list(self, sequences: list[Sequence]) -> None:
+        """As the next rows, in lists: for hundreds of streams one call each would take most of a plan."""
+        self.plan.sequence_ids += [sequence.id for sequence in sequences]
+        self.plan.num_computed.extend([sequence.num_computed for sequence in sequences])
+        self.plan.block_tables += [sequence.block_table for sequence in sequences]
+        self.sequences.update({sequence.id: sequence for sequence in sequences})
+
+    def _publish(self, sequence: Sequence, start: int, end: int) -> None:
+        for block in self.tables.publish(sequence, start, end):
+            self.published[block] = None
+
+    def _sample(self, sequences: list[Sequence]) -> None:
+        """They are about to be listed as the next rows."""
+        sampled, first_row = self.plan.sampled, len(self.plan.num_new)
+        for index, sequence in enumerate(sequences, len(sampled.rows)):
+            if sequence.request.rules or sequence.request.constraint is not None:
+                self._restrict(sequence, index)
+        sampled.rows.extend(range(first_row, first_row + len(sequences)))
+        sampled.params += [sequence.request.params for sequence in sequences]
+        sampled.seeds.extend([sequence.seed for sequence in sequences])
+        sampled.positions.extend([len(sequence.tokens) for sequence in sequences])
+
+    def _restrict(self, sequence: Sequence, index: int) -> None:
+        """Entry `index` of the sampled rows may not be every token."""
         request, sampled = sequence.request, self.plan.sampled
         if request.rules:
             sampled.edits = sampled.edits or LogitEdits()
             for rule in request.rules:
-                rule.add_to(sampled.edits, len(sampled.rows), sequence.tokens)
-        sampled.rows.append(len(self.plan.num_new))
-        sampled.params.append(request.params)
-        sampled.seeds.append(sequence.seed)
-        sampled.positions.append(sequence.num_tokens)
+                rule.add_to(sampled.edits, index, sequence.tokens)
         if request.constraint is not None:
-            sampled.constrained.append(_constrained(sequence, request.constraint, len(sampled.rows) - 1))
+            sampled.constrained.append(_constrained(sequence, request.constraint, index))
 
     def _score(self, sequence: Sequence, start: int, end: int) -> None:
         """Ask for the log-probabilities of prompt tokens that the sequence's tokens `start` to `end` tell.

@@ -269,7 +269,7 @@ class Engine:
             num_failed_in_a_row=self._failed_steps.in_a_row,
         )
         if plan is not None:
-            self._history.add(Step(self._clock(), stats, rows_of(plan, scheduler.planned)))
+            self._history.add(Step(self._clock(), stats, rows_of(plan, scheduler.planned.values())))
         if tally.prefix_queries:
             self._backlog.started(tally.prefix_queries)
         self._on_step(stats)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Container, Iterable
+from operator import attrgetter
 
 from pagetide.admission import PeakEstimate, peak_blocks_of
 from pagetide.block_tables import BlockTables, Hits, peak_blocks
@@ -28,7 +29,9 @@ class Policy:
 
         Streams go first, so long prompts never stall them.
         """
-        ordered = sorted(running, key=lambda s: (self._tenants.clock(s), s.id))
+        ordered = sorted(running, key=attrgetter("id"))
+        if len(self._tenants.active) > 1:
+            ordered.sort(key=self._tenants.clock)
         streams, prompts = list[Sequence](), list[Sequence]()
         for sequence in ordered:
             (streams if sequence.is_stream else prompts).append(sequence)

@@ -9,6 +9,7 @@ from array import array
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import NamedTuple
 
 from pagetide.constraint import Constraint
 from pagetide.logit_edits import TokenMask
@@ -106,8 +107,7 @@ class RequestStats:
     finished_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class Output:
+class Output(NamedTuple):
     """One message from the engine to a request's sender: new tokens, the end, or both.
 
     `logprobs` runs beside `token_ids` when the request asked for log-probabilities, else it is empty.
@@ -115,6 +115,8 @@ class Output:
     the first output token.
     The last message of a request has a `finish_reason`; with `ERROR`, `error` says what happened. `stats`
     come with the first token and with the end.
+
+    A tuple: each running sequence gets one a step, and a frozen dataclass takes three times as long to make.
     """
 
     token_ids: tuple[int, ...] = ()
@@ -138,7 +140,7 @@ class Request:
     `prompt_ids` is an `array("i")`; `arrival_s` is `time.monotonic()` when the server received it, and
     `timeout_s` counts from there: the request then ends with what it has. `tenant` shares the machine
     with other tenants fairly; `priority` (lower is earlier) orders the requests of one tenant only.
-    `rules` are what the parameters do to the logits; empty for most.
+    `rules` are what the parameters do to the logits; empty for most. `stops` are the tokens that may end it.
     `constraint` is the grammar that the output must follow, and decides when an end token may come.
     Several samples of one prompt are several requests with different seeds: they share its blocks.
     """
@@ -155,9 +157,12 @@ class Request:
     timeout_s: float | None = None
     constraint: Constraint | None = None
     rules: tuple[TokenRule, ...] = field(init=False)
+    stops: frozenset[int] = field(init=False)
 
     def __post_init__(self) -> None:
         self.rules = tuple(self._rules())
+        ends = frozenset[int]() if self.params.ignore_eos else self.eos_token_ids
+        self.stops = ends.union(self.params.stop_token_ids)
 
     def _rules(self) -> Iterator[TokenRule]:
         params = self.params
@@ -182,8 +187,8 @@ class Sequence:
 
     `tokens[:num_computed]` have their KV in `block_table`; `block_hashes[i]` names the content of the
     first `i + 1` blocks' tokens, and the first `num_hit_blocks` of `block_table` were found, not computed.
-    Preemption empties `block_table` and sets `num_computed` to 0; `num_charged` tokens have been counted
-    for its tenant, so that none is counted twice. After `num_scored` tokens of the prompt the next one's
+    Preemption empties `block_table` and sets `num_computed` to 0; `num_charged` is the most that was before,
+    so that its tenant is not charged twice. After `num_scored` tokens of the prompt the next one's
     log-probability is known.
     `seed` (64 bits, unsigned) is the request's, or was drawn for it. Lower ids arrived earlier.
     """
@@ -236,13 +241,12 @@ class Sequence:
 
     def finish_reason(self, token: int, max_model_len: int) -> tuple[FinishReason | None, int | None]:
         """Whether `token`, the last one, ends the sequence: the reason, and the stop token if it did."""
-        params, num_output_tokens = self.request.params, self.num_output_tokens
-        if num_output_tokens > params.min_tokens or self.request.constraint is not None:
-            if token in params.stop_token_ids:
-                return FinishReason.STOP, token
-            if token in self.request.eos_token_ids and not params.ignore_eos:
-                return FinishReason.STOP, None
-        if self.num_tokens >= max_model_len or num_output_tokens >= params.max_tokens:
+        request, num_tokens = self.request, len(self.tokens)
+        params, num_output_tokens = request.params, num_tokens - len(request.prompt_ids)
+        may_stop = num_output_tokens > params.min_tokens or request.constraint is not None
+        if may_stop and token in request.stops:
+            return FinishReason.STOP, token if token in params.stop_token_ids else None
+        if num_tokens >= max_model_len or num_output_tokens >= params.max_tokens:
             return FinishReason.LENGTH, None
         return None, None
 

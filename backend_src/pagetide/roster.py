@@ -6,7 +6,6 @@ import itertools
 import secrets
 from array import array
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 
 from pagetide.block_tables import BlockTables
 from pagetide.deadlines import Deadlines
@@ -59,13 +58,17 @@ class Roster:
         self._deadlines.add(sequence)
 
     def run(self, sequence: Sequence) -> None:
-        """A waiting sequence runs from now on."""
+        """A waiting sequence, which has its prefix hits, runs from now on."""
+        if sequence.scheduled_s is None:
+            sequence.scheduled_s = self._clock()
+            sequence.num_prefix_hit_tokens = sequence.num_computed
         self._tenants.started(sequence)
         self.running[sequence.id] = sequence
         sequence.status = Status.RUNNING
 
     def preempt(self, victim: Sequence) -> None:
         """Take a running sequence's blocks; it keeps its tokens, waits, and will compute them again."""
+        victim.num_charged = max(victim.num_charged, victim.num_computed)
         self._tables.release(victim)
         self._stop(victim)
         victim.num_preemptions += 1
@@ -81,7 +84,7 @@ class Roster:
             self._tenants.remove(sequence)
         del self._by_request[sequence.request.id]
         sequence.status = Status.FINISHED
-        return sequence.request, replace(output, stats=sequence.stats(self._clock()))
+        return sequence.request, output._replace(stats=sequence.stats(self._clock()))
 
     def expire(self) -> list[Delivery]:
         """End the sequences whose time is over, with the tokens that they have."""

@@ -10,7 +10,7 @@ import itertools
 import json
 from array import array
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from pagetide.request import Sequence
@@ -21,8 +21,8 @@ from pagetide.step import StepPlan
 LAST_STEPS = 32
 BLOCK_STATES = ("free", "cached", "held", "shared")
 
-Row = tuple[int, str, int, int]
-"""A sequence, its tenant, how many of its tokens had been computed, and how many the step computed."""
+Rows = tuple[list[int], list[str], "array[int]", "array[int]"]
+"""Sequences, their tenants, how many of their tokens had been computed, how many the step computed."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class Step:
 
     ended_s: float
     stats: StepStats
-    plan: list[Row]
+    plan: Rows
 
     def told(self, now_s: float) -> dict[str, Any]:
         stats = self.stats
@@ -60,7 +60,7 @@ class Step:
             "num_running": stats.num_running,
             "num_waiting": stats.num_waiting,
             "preemptions": {reason.value: count for reason, count in stats.preemptions.items()},
-            "plan": self.plan,
+            "plan": list(zip(*self.plan, strict=True)),
         }
 
 
@@ -141,10 +141,10 @@ class History:
         self.prefix_hits += stats.prefix_hits
 
 
-def rows_of(plan: StepPlan, planned: Mapping[int, Sequence]) -> list[Row]:
-    """`planned` are the plan's sequences by id."""
-    rows = zip(plan.sequence_ids, plan.num_computed, plan.num_new, strict=True)
-    return [(number, planned[number].request.tenant, start, count) for number, start, count in rows]
+def rows_of(plan: StepPlan, planned: Iterable[Sequence]) -> Rows:
+    """`planned` are the plan's sequences, in its order."""
+    tenants = [sequence.request.tenant for sequence in planned]
+    return plan.sequence_ids, tenants, plan.num_computed, plan.num_new
 
 
 def snapshot(scheduler: Scheduler, history: History, now_s: float) -> Statistics:

@@ -9,6 +9,7 @@ others: an idle machine is not credit.
 from __future__ import annotations
 
 import bisect
+from collections import Counter
 from collections.abc import Container, Iterable
 from dataclasses import dataclass, field
 
@@ -105,6 +106,16 @@ class Tenants:
 
     def is_protected(self, sequence: Sequence) -> bool:
         return sequence.num_preemptions >= self._max_preemptions
+
+    def charge(self, sequence: Sequence, num_new: int) -> None:
+        """For the sequence's next `num_new` tokens, except those it had computed before it was preempted."""
+        again = max(0, sequence.num_charged - sequence.num_computed)
+        self.account(sequence).charge(max(0, num_new - again))
+
+    def charge_streams(self, streams: Iterable[Sequence]) -> None:
+        """For one token of each: the newest of a stream was never computed before."""
+        for name, count in Counter([sequence.request.tenant for sequence in streams]).items():
+            self._accounts[name].charge(count)
 
     def push(self, sequence: Sequence, now_s: float) -> None:
         """The sequence waits."""

@@ -177,3 +177,16 @@ def test_waiting_requests_start_in_the_order_they_came() -> None:
     w.run_until_idle()
     started = [w.outputs[r][-1].stats.scheduled_s for r in requests]  # type: ignore[union-attr]
     assert started == sorted(started)  # type: ignore[type-var]
+
+
+def test_streams_are_planned_alike_one_by_one_and_all_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("secrets.randbits", lambda bits: 7)
+    together, apart = worlds = world(max_running=5), world(max_running=5)
+    monkeypatch.setattr(apart.scheduler, "_advance_streams", lambda s: [*map(apart.scheduler._advance, s)])
+    for w in worlds:
+        for number in range(12):
+            w.submit([number % 3] * (9 + number), max_tokens=30 + number, min_tokens=2 * number)
+    while not together.scheduler.is_idle:
+        assert together.step() == apart.step()
+        assert len({tuple(each.clock for each in w.scheduler.tenants.accounts) for w in worlds}) == 1
+    assert together.outputs == apart.outputs
