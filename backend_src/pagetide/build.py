@@ -123,8 +123,13 @@ def _model(settings: Settings, path: Path) -> Decoder:
         )
     if runs_cuda and dtype is torch.float32:
         raise SettingsError("dtype is 'float32'; the CUDA kernels compute in 'bfloat16'")
+    quantization = None if settings.quantization == "none" else settings.quantization
     if not runs_cuda:
-        return weights.load(path, dtype=dtype, device=device)
+        return weights.load(path, dtype=dtype, device=device, quantization=quantization)
+    if quantization is not None:
+        raise SettingsError(
+            f"quantization is {quantization!r}, which needs device 'cpu'; on a GPU set it to 'none'"
+        )
     linear = FixedLinear if settings.deterministic else Linear
     model = weights.load(path, dtype=torch.bfloat16, kv_dtype=kv_dtype, device=device, make_linear=linear)
     family = model.config

@@ -12,6 +12,8 @@ import torch
 from pagetide.checkpoint import WeightsError
 from pagetide.family import Family, NormNames, read_family
 from pagetide.gguf_reader import GgufFile, end_token_ids
+from pagetide.quantisation import GGUF_BLOCKS
+from pagetide_kernels.ops import QuantisedWeight
 
 _ARCHITECTURES = {
     "llama": "LlamaForCausalLM",
@@ -67,10 +69,25 @@ class GgufCheckpoint:
         """The part of the tensor that `index` selects, dequantised to float32. Rows come in whole heads."""
         rows, *rest = index
         values = torch.from_numpy(self._file.read(self._find(name), rows))
-        if self.family.architecture in _PERMUTED and (".q_proj." in name or ".k_proj." in name):
+        if self._is_permuted(name):
             values = _unpermute(values, self.family.head_dim)
         kept = (slice(None), *rest)
         return values[kept]
+
+    def codes(self, name: str, index: tuple[slice, ...]) -> QuantisedWeight | None:
+        """The part of a matrix as it is stored, where the kernels know its blocks; None: they do not."""
+        stored = self._find(name)
+        read = GGUF_BLOCKS.get(self._file.tensors[stored].kind.name)
+        if read is None:
+            return None
+        rows, columns = index
+        weight = read(torch.from_numpy(self._file.blocks(stored, rows)))
+        if self._is_permuted(name):
+            weight = weight.map(lambda part: _unpermute(part, self.family.head_dim))
+        return weight.inputs(columns)
+
+    def _is_permuted(self, name: str) -> bool:
+        return self.family.architecture in _PERMUTED and (".q_proj." in name or ".k_proj." in name)
 
     def _find(self, name: str) -> str:
         found = self._translate(name)

@@ -11,6 +11,7 @@ from safetensors import SafetensorError, safe_open
 
 from pagetide.checkpoint import WeightsError, read_json, read_optional_json
 from pagetide.family import Family, read_family
+from pagetide_kernels.ops import QuantisedWeight
 
 _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
@@ -46,6 +47,10 @@ class HuggingFaceCheckpoint:
     def read(self, name: str, index: tuple[slice, ...]) -> torch.Tensor:
         """The part of the tensor that `index` selects, in the dtype it is stored in."""
         return self._slice(name)[index]  # type: ignore[no-any-return]
+
+    def codes(self, name: str, index: tuple[slice, ...]) -> QuantisedWeight | None:
+        """None: nothing is stored as codes."""
+        return None
 
     def _slice(self, name: str) -> Any:
         if name not in self._where:

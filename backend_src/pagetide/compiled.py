@@ -11,7 +11,16 @@ from collections.abc import Sequence
 import torch
 
 from pagetide.family import Family
-from pagetide.layers import NO_NORM, AttentionBatch, Layer, Norm, PackedLinear, RMSNorm, Rotation
+from pagetide.layers import (
+    NO_NORM,
+    AttentionBatch,
+    Layer,
+    Norm,
+    PackedLinear,
+    QuantisedLinear,
+    RMSNorm,
+    Rotation,
+)
 from pagetide.model import DecoderLayer, LayerByLayer, Stack
 from pagetide_kernels import decoder as kernels
 
@@ -58,7 +67,7 @@ class CompiledStack:
 def _is_describable(layer: DecoderLayer) -> bool:
     linears = (layer.attention.qkv, layer.attention.out, layer.ffn.gate_up, layer.ffn.down)
     norms = (layer.attn_in, layer.attn_out, layer.ffn_in, layer.ffn_out)
-    return all(isinstance(linear, PackedLinear) for linear in linears) and all(
+    return all(isinstance(linear, PackedLinear | QuantisedLinear) for linear in linears) and all(
         norm is NO_NORM or isinstance(norm, RMSNorm) for norm in norms
     )
 
@@ -84,7 +93,7 @@ def _described(layer: DecoderLayer) -> kernels.Layer:
 
 
 def _projection(linear: Layer) -> kernels.Projection:
-    assert isinstance(linear, PackedLinear)
+    assert isinstance(linear, PackedLinear | QuantisedLinear)
     return kernels.Projection(linear.packed, linear.bias)
 
 

@@ -14,6 +14,7 @@ BLOCK_SIZE = 16
 
 DEVICES = ("auto", "cpu", "cuda", "sim")
 DTYPES = ("auto", "bfloat16", "float32")
+QUANTIZATIONS = ("none", "int8", "int4", "gguf")
 KV_CACHE_DTYPES = ("auto", "fp8_e4m3")
 
 _UNITS = {"": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
@@ -43,6 +44,7 @@ class Settings:
     """What a model version is served with.
 
     `model` is a directory, a GGUF file, or a package reference `package:file` resolved at load.
+    `quantization` makes small integers of the weights on a CPU, "gguf" of those that a GGUF file stores so.
     `kv_cache_dtype` "fp8_e4m3" halves what a cached token takes, on a GPU; "auto" keeps the weights' dtype.
     `kv_cache_bytes` bounds the KV cache: it is claimed at start and never grows. So does `host_cache_bytes`
     the host tier, which keeps evicted blocks in main memory; 0 keeps none.
@@ -65,6 +67,7 @@ class Settings:
     model: str = "."
     device: str = "auto"
     dtype: str = "auto"
+    quantization: str = "none"
     kv_cache_dtype: str = "auto"
     kv_cache_bytes: int = 512 * 2**20
     host_cache_bytes: int = 0
@@ -106,6 +109,7 @@ class Settings:
     def __post_init__(self) -> None:
         _one_of("device", self.device, DEVICES)
         _one_of("dtype", self.dtype, DTYPES)
+        _one_of("quantization", self.quantization, QUANTIZATIONS)
         _one_of("kv_cache_dtype", self.kv_cache_dtype, KV_CACHE_DTYPES)
         for name in _AT_LEAST_ONE:
             if getattr(self, name) is not None:

@@ -76,6 +76,13 @@ class GgufFile:
             return self._dequantize(tensor, stored)[rows]
         return self._dequantize(tensor, stored.reshape(*tensor.shape[:-1], -1)[rows])
 
+    def blocks(self, name: str, rows: slice) -> np.ndarray[Any, np.dtype[np.uint8]]:
+        """The rows of a quantised matrix as they are stored, [rows, blocks of a row, bytes of a block]."""
+        tensor = self.tensors[name]
+        stored = np.frombuffer(self._bytes, np.uint8, tensor.num_bytes, tensor.offset)
+        _, block_bytes = GGML_QUANT_SIZES[tensor.kind]
+        return stored.reshape(tensor.shape[0], -1, block_bytes)[rows]
+
     def _dequantize(self, tensor: GgufTensor, stored: np.ndarray[Any, np.dtype[np.uint8]]) -> Values:
         try:
             values: Values = dequantize(stored, tensor.kind)

@@ -95,6 +95,28 @@ class PackedLinear:
         return self.packed.rows(ids)
 
 
+class QuantisedLinear:
+    """A PackedLinear whose weight is small integers in groups, multiplied as they are.
+
+    Inputs and outputs are of `dtype`; results have the precision of the dequantised weight in float32.
+    """
+
+    __slots__ = ("bias", "packed")
+
+    def __init__(
+        self, weight: ops.QuantisedWeight, bias: torch.Tensor | None, dtype: torch.dtype
+    ) -> None:
+        self.packed = ops.pack_codes(weight, dtype)
+        self.bias = bias
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return ops.linear(x, self.packed, self.bias)
+
+    def rows(self, ids: torch.Tensor) -> torch.Tensor:
+        """Rows [S, in] of the weight: an embedding that a head shares."""
+        return self.packed.rows(ids)
+
+
 LinearFactory = Callable[[torch.Tensor, "torch.Tensor | None"], Layer]
 """Makes a linear of `weight` [out, in] and `bias` [out] or None; it owns both from then on."""
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
@@ -15,6 +15,7 @@ from pagetide.checkpoint import WeightsError, is_gguf, locate
 from pagetide.checkpoint_gguf import GgufCheckpoint
 from pagetide.checkpoint_hf import HuggingFaceCheckpoint
 from pagetide.compiled import stack_for
+from pagetide.cuts import Axis, Parts, share, whole
 from pagetide.family import Family
 from pagetide.layers import (
     NO_NORM,
@@ -26,12 +27,16 @@ from pagetide.layers import (
     LinearFactory,
     Norm,
     PackedLinear,
+    QuantisedLinear,
     RMSNorm,
     Rotary,
     Table,
     linear_for,
 )
 from pagetide.model import Decoder, DecoderLayer
+from pagetide.quantisation import BITS, HEAD_BITS, joined
+from pagetide_kernels.ops import QuantisedWeight, quantise
+from pagetide_kernels.signatures import GROUP
 
 __all__ = ["Checkpoint", "WeightsError", "load", "open_checkpoint"]
 
@@ -49,6 +54,7 @@ class Checkpoint(Protocol):
     def dtype(self, name: str) -> torch.dtype: ...
     def shape(self, name: str) -> tuple[int, ...]: ...
     def read(self, name: str, index: tuple[slice, ...]) -> torch.Tensor: ...
+    def codes(self, name: str, index: tuple[slice, ...]) -> QuantisedWeight | None: ...
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
@@ -69,25 +75,30 @@ def load(
     rank: int = 0,
     world: int = 1,
     make_linear: LinearFactory | None = None,
+    quantization: str | None = None,
 ) -> Decoder:
     """The decoder in a checkpoint, on `device`.
 
     `dtype` is bfloat16, float32, or None for the checkpoint's own: bfloat16 unless it is stored as
     float32. `kv_dtype` is that of the KV cache, None: the same. With `world` > 1 the decoder holds
     `rank`'s heads and feed-forward columns (Shoeybi et al. 2019, arXiv:1909.08053), and the outputs of
-    `out` and `down` are partial sums. `make_linear` builds every linear; None takes `linear_for`. Raises
-    WeightsError naming the file, and the tensor if it is one, that is missing or wrong.
+    `out` and `down` are partial sums. `make_linear` builds every linear; None takes `linear_for`. With
+    `quantization`, one of `quantisation.BITS`, linears are quantised instead, on a CPU. Raises WeightsError
+    naming the file, and the tensor if it is one, that is missing or wrong.
     """
     checkpoint = open_checkpoint(path)
+    if quantization == "gguf" and not isinstance(checkpoint, GgufCheckpoint):
+        raise WeightsError(f"{path} is no GGUF file, whose blocks quantization 'gguf' takes; set 'int8' or 'int4'")
     dtype = dtype or _dtype_of(checkpoint)
     kv_dtype = kv_dtype or dtype
-    loader = _Loader(checkpoint, dtype, device, rank, world, make_linear or linear_for(device, dtype))
+    make_linear = make_linear or linear_for(device, dtype)
+    loader = _Loader(checkpoint, dtype, device, rank, world, make_linear, quantization)
     with ThreadPoolExecutor(_HASH_THREADS) as threads:
         digests = threads.map(_digest, checkpoint.files)
         decoder = loader.decoder()
         identity = hashlib.sha256(b"".join(digests))
     computation = _computation(checkpoint.family)
-    identity.update(f"{dtype} {kv_dtype} rank {rank} of {world} {computation}".encode())
+    identity.update(f"{dtype} {quantization} {kv_dtype} rank {rank} of {world} {computation}".encode())
     return replace(decoder, content_id=identity.digest(), kv_dtype=kv_dtype)
 
 
@@ -110,28 +121,6 @@ def _digest(file: Path) -> bytes:
     return digest.digest()
 
 
-@dataclass(frozen=True, slots=True)
-class _Axis:
-    """One dimension of a stored tensor: its whole size, and the part of it this rank keeps."""
-
-    size: int
-    kept: slice
-
-    @property
-    def length(self) -> int:
-        return int(self.kept.stop - self.kept.start)
-
-
-def _whole(size: int) -> _Axis:
-    return _Axis(size, slice(0, size))
-
-
-def _share(count: int, rank: int, world: int, width: int = 1) -> _Axis:
-    """The rank's part of `count` units of `width`; with fewer units than ranks, neighbours share one."""
-    start, length = rank * count // world, max(1, count // world)
-    return _Axis(count * width, slice(start * width, (start + length) * width))
-
-
 class _Loader:
     """Makes one rank's parts. Copies each tensor once, out of the memory map to where it will stay."""
 
@@ -143,21 +132,21 @@ class _Loader:
         rank: int,
         world: int,
         make_linear: LinearFactory,
+        quantization: str | None,
     ) -> None:
         self._checkpoint, self._whole = checkpoint, checkpoint.family
         self._family = self._whole.shard(world)
         self._dtype, self._device, self._make_linear = dtype, device, make_linear
+        self._quantization = quantization
         self._is_first = rank == 0
-        self._queries = _share(self._whole.num_heads, rank, world, self._family.head_dim)
-        self._keys = _share(self._whole.num_kv_heads, rank, world, self._family.head_dim)
-        self._columns = _share(self._whole.intermediate_size, rank, world)
+        self._queries = share(self._whole.num_heads, rank, world, self._family.head_dim)
+        self._keys = share(self._whole.num_kv_heads, rank, world, self._family.head_dim)
+        self._columns = share(self._whole.intermediate_size, rank, world)
 
     def decoder(self) -> Decoder:
         family = self._family
-        table = self._table("model.embed_tokens.weight")
         layers = tuple(self._layer(i) for i in range(family.num_layers))
-        head = self._make_linear(table if family.tied_head else self._table("lm_head.weight"), None)
-        rows = head.rows if family.tied_head and isinstance(head, PackedLinear) else Table(table)
+        rows, head = self._embedding_and_head()
         return Decoder(
             config=family,
             content_id=b"",
@@ -172,8 +161,17 @@ class _Loader:
             head=Head(head, family.logit_soft_cap),
         )
 
-    def _table(self, name: str) -> torch.Tensor:
-        return self._fuse({name: (_whole(self._family.vocab_size), _whole(self._family.hidden_size))})
+    def _embedding_and_head(self) -> tuple[Layer, Layer]:
+        shape = whole(self._family.vocab_size), whole(self._family.hidden_size)
+        table = {"model.embed_tokens.weight": shape}
+        if not self._family.tied_head:
+            return Table(self._fuse(table)), self._linear({"lm_head.weight": shape}, None, HEAD_BITS)
+        if self._quantization is not None:
+            coded = self._quantised(table, None, HEAD_BITS[self._quantization])
+            return coded.rows, coded
+        weight = self._fuse(table)
+        head = self._make_linear(weight, None)
+        return head.rows if isinstance(head, PackedLinear) else Table(weight), head
 
     def _layer(self, i: int) -> DecoderLayer:
         prefix, norms = f"model.layers.{i}.", self._family.norms
@@ -209,21 +207,48 @@ class _Loader:
             activation=self._family.activation,
         )
 
-    def _cut_outputs(self, prefix: str, cuts: dict[str, _Axis], has_bias: bool) -> Layer:
+    def _cut_outputs(self, prefix: str, cuts: dict[str, Axis], has_bias: bool) -> Layer:
         """One linear that computes the rank's outputs of several, side by side."""
-        inputs = _whole(self._family.hidden_size)
-        weight = self._fuse({f"{prefix}{name}.weight": (cut, inputs) for name, cut in cuts.items()})
+        inputs = whole(self._family.hidden_size)
+        weights = {f"{prefix}{name}.weight": (cut, inputs) for name, cut in cuts.items()}
         bias = (
             self._fuse({f"{prefix}{name}.bias": (cut,) for name, cut in cuts.items()}) if has_bias else None
         )
-        return self._make_linear(weight, bias)
+        return self._linear(weights, bias)
 
-    def _cut_inputs(self, name: str, inputs: _Axis, has_bias: bool) -> Layer:
+    def _cut_inputs(self, name: str, inputs: Axis, has_bias: bool) -> Layer:
         """A linear over the rank's inputs; the first rank adds the bias, so that the sum has it once."""
-        outputs = _whole(self._family.hidden_size)
-        weight = self._fuse({f"{name}.weight": (outputs, inputs)})
+        outputs = whole(self._family.hidden_size)
         bias = self._fuse({f"{name}.bias": (outputs,)}) if has_bias and self._is_first else None
-        return self._make_linear(weight, bias)
+        return self._linear({f"{name}.weight": (outputs, inputs)}, bias)
+
+    def _linear(self, parts: Parts, bias: torch.Tensor | None, bits: Mapping[str, int] = BITS) -> Layer:
+        if self._quantization is None:
+            return self._make_linear(self._fuse(parts), bias)
+        return self._quantised(parts, bias, bits[self._quantization])
+
+    def _quantised(self, parts: Parts, bias: torch.Tensor | None, bits: int) -> QuantisedLinear:
+        """Of the codes that are stored, or of `bits`."""
+        for name, cut in parts.items():
+            self._check_groups(name, cut[1])
+        weight = self._stored_codes(parts) if self._quantization == "gguf" else None
+        if weight is None:
+            weight = quantise(self._fuse(parts, torch.float32), bits)
+        return QuantisedLinear(weight, bias, self._dtype)
+
+    def _stored_codes(self, parts: Parts) -> QuantisedWeight | None:
+        stored = []
+        for name, cut in parts.items():
+            self._check(name, tuple(axis.size for axis in cut))
+            stored.append(self._checkpoint.codes(name, tuple(axis.kept for axis in cut)))
+        return joined(stored)
+
+    def _check_groups(self, name: str, inputs: Axis) -> None:
+        if inputs.kept.start % GROUP or inputs.kept.stop % GROUP:
+            raise WeightsError(
+                f"{self._checkpoint.file_of(name)} tensor {name!r} has inputs {inputs.kept.start} to "
+                f"{inputs.kept.stop} here; quantization {self._quantization!r} needs multiples of {GROUP}"
+            )
 
     def _optional_norm(self, prefix: str, name: str | None) -> Norm:
         return NO_NORM if name is None else self._norm(prefix + name)
@@ -238,9 +263,9 @@ class _Loader:
         return torch.stack(weights).repeat_interleave(repeats, 0)
 
     def _norm_weight(self, name: str, size: int) -> torch.Tensor:
-        return self._fuse({f"{name}.weight": (_whole(size),)}, torch.float32) + self._family.norm_offset
+        return self._fuse({f"{name}.weight": (whole(size),)}, torch.float32) + self._family.norm_offset
 
-    def _fuse(self, parts: dict[str, tuple[_Axis, ...]], dtype: torch.dtype | None = None) -> torch.Tensor:
+    def _fuse(self, parts: Parts, dtype: torch.dtype | None = None) -> torch.Tensor:
         """The cuts of the named tensors, one below the other, in `dtype` or the loader's, on its device."""
         cuts = list(parts.values())
         rows = sum(cut[0].length for cut in cuts)

@@ -28,7 +28,7 @@ QUIET_FLAGS = ("-Wno-uninitialized", "-Wno-maybe-uninitialized")
 EXACT_FLAGS = ("-ffp-contract=off",)
 # What is missing shows when it is built, not when it is loaded.
 COMPLETE_FLAGS = ("-Wl,--no-undefined",)
-PER_ISA_SOURCES = ("attend.cpp", "decoder_rows.cpp", "project.cpp")
+PER_ISA_SOURCES = ("attend.cpp", "decoder_rows.cpp", "project.cpp", "project_quantised.cpp")
 AVX2_FLAGS = ("-mavx2", "-mfma")
 AVX512_FLAGS = (*AVX2_FLAGS, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512bf16")
 

@@ -16,8 +16,8 @@ from torch import Tensor
 from pagetide_kernels import cpu
 from pagetide_kernels.binding import ArgumentError, Layout, Signature, TensorParam
 from pagetide_kernels.cpu import decoder as compiled
-from pagetide_kernels.ops import PackedLinear
-from pagetide_kernels.signatures import ACTIVATIONS, BLOCK_SIZE
+from pagetide_kernels.ops import PackedCodes, PackedLinear
+from pagetide_kernels.signatures import ACTIVATIONS, BLOCK_SIZE, GROUP
 
 MAX_HEAD_DIM = 512
 _LANES = 16
@@ -53,7 +53,7 @@ class Norm:
 class Projection:
     """A linear layer over packed weights; `bias` [num_outputs] of their dtype."""
 
-    weight: PackedLinear
+    weight: PackedLinear | PackedCodes
     bias: Tensor | None = None
 
 
@@ -241,9 +241,20 @@ def _check_projection(
     weight = projection.weight
     _expect(f"{name} is", [weight.num_outputs, weight.num_inputs], [num_outputs, num_inputs])
     columns = -(-num_outputs // _LANES)
-    _check_tensor(f"{name} packed weight", weight.data, (columns, num_inputs, _LANES), dtype)
+    if isinstance(weight, PackedCodes):
+        _check_codes(name, weight, columns, dtype)
+    else:
+        _check_tensor(f"{name} packed weight", weight.data, (columns, num_inputs, _LANES), dtype)
     if projection.bias is not None:
         _check_tensor(f"{name} bias", projection.bias, (num_outputs,), dtype)
+
+
+def _check_codes(name: str, weight: PackedCodes, columns: int, dtype: torch.dtype) -> None:
+    _expect(f"{name} codes are for dtype", weight.dtype, dtype)
+    groups, parts = weight.num_inputs // GROUP, 1 + weight.has_minimums
+    group_bytes = weight.bits * GROUP * _LANES // 8
+    _check_tensor(f"{name} codes", weight.codes, (columns, groups, group_bytes), torch.uint8)
+    _check_tensor(f"{name} scales", weight.scales, (columns, groups, parts, _LANES), torch.float16)
 
 
 def _flat_layer(layer: Layer) -> compiled.Layer:
@@ -268,7 +279,11 @@ def _flat_norm(norm: Norm | None) -> compiled.Norm:
 def _flat_linear(projection: Projection) -> compiled.Linear:
     weight, bias = projection.weight, projection.bias
     bias_pointer = None if bias is None else bias.data_ptr()
-    return compiled.Linear(weight.data.data_ptr(), bias_pointer, weight.num_outputs, weight.num_inputs)
+    sizes = weight.num_outputs, weight.num_inputs
+    if isinstance(weight, PackedLinear):
+        return compiled.Linear(weight.data.data_ptr(), bias_pointer, *sizes)
+    codes = compiled.CodedWeights(weight.bits, weight.has_minimums, weight.scales.data_ptr())
+    return compiled.Linear(weight.codes.data_ptr(), bias_pointer, *sizes, codes)
 
 
 def _flat_rotation(cos: Tensor, sin: Tensor) -> compiled.Rotation:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from pagetide_kernels import cpu
 from pagetide_kernels.binding import ArgumentError
+from pagetide_kernels.quantised import PackedCodes
 from pagetide_kernels.row_ops import gather_rows
 
 
@@ -43,7 +44,7 @@ def pack_linear(weight: Tensor) -> PackedLinear:
     return PackedLinear(data, *weight.shape)
 
 
-def linear(input: Tensor, weight: PackedLinear, bias: Tensor | None = None) -> Tensor:
+def linear(input: Tensor, weight: PackedLinear | PackedCodes, bias: Tensor | None = None) -> Tensor:
     """input weight^T + bias, accumulated in float32, rounded once.
 
     On a CPU a row's result is the same bits whatever the other rows are, and however many.
@@ -58,6 +59,10 @@ def linear(input: Tensor, weight: PackedLinear, bias: Tensor | None = None) -> T
     Raises:
         ArgumentError: an argument of the wrong kind.
     """
+    if isinstance(weight, PackedCodes):
+        out = torch.empty((len(input), weight.num_outputs), dtype=weight.dtype)
+        cpu.quantised_linear((out, input, weight.codes, weight.scales, bias), ())
+        return out
     if weight.data.device.type != "cpu":
         return torch.nn.functional.linear(input, weight.data, bias)
     out = torch.empty((len(input), weight.num_outputs), dtype=weight.data.dtype)

@@ -12,11 +12,14 @@ from pagetide_kernels.attention_plan import max_decode_queries as most_queries_a
 from pagetide_kernels.backend import simulated_cuda
 from pagetide_kernels.device_signatures import head_problem
 from pagetide_kernels.linear_ops import PackedLinear, linear, pack_linear
+from pagetide_kernels.quantised import PackedCodes, QuantisedWeight, pack_codes, quantise
 from pagetide_kernels.row_ops import activate_and_multiply, add_rms_norm, gather_rows
 from pagetide_kernels.sampling_ops import apply_bitmask, greedy, likeliest, penalise, sample
 
 __all__ = [
+    "PackedCodes",
     "PackedLinear",
+    "QuantisedWeight",
     "activate_and_multiply",
     "add_rms_norm",
     "apply_bitmask",
@@ -28,9 +31,11 @@ __all__ = [
     "linear",
     "most_queries_alike",
     "move_blocks",
+    "pack_codes",
     "pack_linear",
     "paged_attention",
     "penalise",
+    "quantise",
     "sample",
     "simulated_cuda",
     "split_qkv",

@@ -4,7 +4,7 @@
 M blocks a block-table row can hold, N blocks in the cache or rows of a table, Hq query heads, Hkv KV heads,
 D head size, R dims of a head that RoPE turns, H hidden size, I gated size, S sampled rows, V tokens of the
 vocabulary, n entries of a list. A block holds BLOCK_SIZE tokens. A linear layer has K inputs and N outputs in
-C columns of LANES.
+C columns of LANES; quantised, its inputs are in G groups of GROUP.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from pagetide_kernels.binding import Layout, ScalarParam, Signature, TensorParam
 
 BLOCK_SIZE = 16
 LANES = 16
+GROUP = 32
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu")
 """What a gate goes through; kernels take the place in this tuple (cuda/rows.cu, cpu/decoder_rows.cpp)."""
 
@@ -189,4 +190,18 @@ LINEAR = Signature(
     dims=("T", "N", "K", "C"),
     dtypes=_ELEMENT,
     multiples={"K": 2},
+)
+
+QUANTISED_LINEAR = Signature(
+    "quantised_linear",
+    tensors=(
+        TensorParam("out", ("T", "N"), "element", layout=_ROWS, output=True),
+        TensorParam("input", ("T", "K"), "element", layout=_ROWS, align=4),
+        TensorParam("codes", ("C", "G", "bytes"), torch.uint8),
+        TensorParam("scales", ("C", "G", "parts", LANES), torch.float16),
+        TensorParam("bias", ("N",), "element", optional=True),
+    ),
+    dims=("T", "N", "K", "C", "G", "bytes", "parts"),
+    dtypes=_ELEMENT,
+    multiples={"K": GROUP},
 )

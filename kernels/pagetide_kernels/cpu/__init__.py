@@ -18,7 +18,7 @@ from torch import Tensor
 from pagetide_kernels import build
 from pagetide_kernels.binding import ArgumentError, Number, Signature
 from pagetide_kernels.cpu import memory
-from pagetide_kernels.signatures import LANES, LINEAR, PAGED_ATTENTION, WRITE_KV
+from pagetide_kernels.signatures import LANES, LINEAR, PAGED_ATTENTION, QUANTISED_LINEAR, WRITE_KV
 
 ISAS = ("plain", "avx2", "avx512")
 
@@ -57,6 +57,11 @@ def unpacked_rows(packed: Tensor, rows: Tensor) -> Tensor:
 def linear(tensors: Sequence[Tensor | None], scalars: Sequence[Number]) -> None:
     """See `ops.linear`; arguments in the order of the signature."""
     call(LINEAR, tensors, scalars)
+
+
+def quantised_linear(tensors: Sequence[Tensor | None], scalars: Sequence[Number]) -> None:
+    """See `ops.linear`; arguments in the order of the signature."""
+    call(QUANTISED_LINEAR, tensors, scalars)
 
 
 def supported_isas() -> tuple[str, ...]:
@@ -102,7 +107,7 @@ _functions: dict[tuple[str, torch.dtype], _Function] = {}
 def _function(name: str, dtype: torch.dtype) -> _Function:
     function = _functions.get((name, dtype))
     if function is None:
-        for signature in (PAGED_ATTENTION, WRITE_KV, LINEAR):
+        for signature in (PAGED_ATTENTION, WRITE_KV, LINEAR, QUANTISED_LINEAR):
             _export(signature)
         function = _functions[name, dtype]
     return function

@@ -27,19 +27,21 @@ struct Rows {
   Buffer attended;  // [T][Hq][D]
   Buffer gate_up;   // [T][2 * intermediate]
   Buffer added;     // [T][hidden], what a residual layer adds
+  Buffer sums;      // [T][widest input / kGroupInputs] float, for weights that have minimums
 };
 
 struct Kernels {
   size_t element_size;
   PerIsa<DecoderKernels> rows;
   PerIsa<LinearKernels> linear;
+  PerIsa<QuantisedKernels> quantised;
   PerIsa<AttentionKernels> attention;
 };
 
 const Kernels kBf16{2, PAGETIDE_PER_ISA(decoder_bf16), PAGETIDE_PER_ISA(linear_bf16),
-                    PAGETIDE_PER_ISA(attention_bf16)};
+                    PAGETIDE_PER_ISA(quantised_bf16), PAGETIDE_PER_ISA(attention_bf16)};
 const Kernels kF32{4, PAGETIDE_PER_ISA(decoder_f32), PAGETIDE_PER_ISA(linear_f32),
-                   PAGETIDE_PER_ISA(attention_f32)};
+                   PAGETIDE_PER_ISA(quantised_f32), PAGETIDE_PER_ISA(attention_f32)};
 
 struct Decoder {
   DecoderShape shape;
@@ -66,6 +68,7 @@ class Run {
         rows_(decoder.rows),
         row_kernels_(kernels.rows.current()),
         linear_(kernels.linear.current()),
+        quantised_(kernels.quantised.current()),
         attention_(kernels.attention.current()),
         num_threads_(std::max(step.num_threads, 1)) {
     reserve_rows(kernels.element_size);
@@ -102,6 +105,9 @@ class Run {
     reserve(rows_.attended, shape_.query_size());
     reserve(rows_.gate_up, 2 * int64_t{shape_.intermediate_size});
     reserve(rows_.added, shape_.hidden_size);
+    const int64_t widest = std::max<int64_t>(
+        {shape_.hidden_size, shape_.query_size(), shape_.intermediate_size});
+    rows_.sums.reserve(sizeof(float) * static_cast<size_t>(step_.num_tokens * (widest / kGroupInputs)));
   }
 
   void plan(const DecoderLayer& layer) {
@@ -188,11 +194,12 @@ class Run {
     const int width = shape_.intermediate_size, columns = width / kLanes;
     const LinearCall call =
         linear_call(layer.gate_up, rows_.normed.get(), shape_.hidden_size, rows_.gate_up.get());
+    sum_inputs(member.thread, call);
     shares_.work_through(
         member.thread, next_round(member, columns), [&](Range tokens, Range gates, Range next) {
           const Range ups{columns + gates.begin, columns + gates.end};
-          linear_.project(call, tokens, gates, ups);
-          linear_.project(call, tokens, ups, next);
+          project(call, tokens, gates, ups);
+          project(call, tokens, ups, next);
           row_kernels_.activate({rows_.gate_up.get(), width, layer.activation}, tokens,
                                 {gates.begin * kLanes, gates.end * kLanes});
         });
@@ -204,10 +211,22 @@ class Run {
   void multiply(Member& member, const DecoderLinear& linear, const void* input, int64_t input_stride,
                 void* out) {
     const LinearCall call = linear_call(linear, input, input_stride, out);
+    sum_inputs(member.thread, call);
     shares_.work_through(member.thread, next_round(member, call.num_columns),
                          [&](Range tokens, Range columns, Range next) {
-                           linear_.project(call, tokens, columns, next);
+                           project(call, tokens, columns, next);
                          });
+  }
+
+  // The product before is done with the sums: a barrier lies between.
+  void sum_inputs(int thread, const LinearCall& call) {
+    if (!call.codes.has_minimums) return;
+    quantised_.sum_inputs(call, tokens_of(thread));
+    barrier_.wait();
+  }
+
+  void project(const LinearCall& call, Range tokens, Range columns, Range next) const {
+    (call.codes.bits != 0 ? quantised_.project : linear_.project)(call, tokens, columns, next);
   }
 
   Shares::Round next_round(Member& member, int num_columns) const {
@@ -227,6 +246,8 @@ class Run {
     call.out_features = linear.out_features;
     call.in_features = linear.in_features;
     call.num_columns = (linear.out_features + kLanes - 1) / kLanes;
+    call.codes = linear.codes;
+    call.codes.input_sums = rows_.sums.get<float>();
     return call;
   }
 
@@ -236,6 +257,7 @@ class Run {
   Rows& rows_;
   const DecoderKernels& row_kernels_;
   const LinearKernels& linear_;
+  const QuantisedKernels& quantised_;
   const AttentionKernels& attention_;
   int num_threads_;
   std::vector<AttentionPlan> plans_;

@@ -3,7 +3,7 @@
 // structures.
 #pragma once
 
-#include "elements.h"
+#include "linear.h"
 
 namespace pagetide {
 
@@ -16,6 +16,7 @@ struct DecoderLinear {
   const void* bias;  // null: none
   int32_t out_features;
   int32_t in_features;
+  CodedWeights codes;
 };
 
 // An RMSNorm. A null weight: the identity.

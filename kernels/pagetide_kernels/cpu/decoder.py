@@ -18,8 +18,18 @@ class Norm(ctypes.Structure):
     _fields_ = (("weight", _POINTER), ("eps", _FLOAT))
 
 
+class CodedWeights(ctypes.Structure):
+    _fields_ = (("bits", _INT), ("has_minimums", _INT), ("scales", _POINTER), ("input_sums", _POINTER))
+
+
 class Linear(ctypes.Structure):
-    _fields_ = (("weight", _POINTER), ("bias", _POINTER), ("out_features", _INT), ("in_features", _INT))
+    _fields_ = (
+        ("weight", _POINTER),
+        ("bias", _POINTER),
+        ("out_features", _INT),
+        ("in_features", _INT),
+        ("codes", CodedWeights),
+    )
 
 
 class Layer(ctypes.Structure):

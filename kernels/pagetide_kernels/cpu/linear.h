@@ -6,10 +6,22 @@
 
 namespace pagetide {
 
-// The arguments of signatures.LINEAR, in its order. Strides are in elements.
+// Inputs that share a scale.
+constexpr int kGroupInputs = 32;
+
+// Weights that are codes in groups, as codes.h has them: what there is beside the codes themselves.
+struct CodedWeights {
+  int32_t bits;  // of a code: 4 or 8; 0: the weights are elements
+  int32_t has_minimums;
+  const uint16_t* scales;  // [columns][in_features / 32][scales, minimums if there are any][16] float16
+  float* input_sums;       // [tokens][in_features / 32], for minimums; see QuantisedKernels
+};
+
+// The arguments of signatures.LINEAR, in its order, or those of signatures.QUANTISED_LINEAR. Strides are in
+// elements.
 //
 // The weights are packed as [N / 16][K / kPerWord][16] words, so that sixteen outputs' weights are read as
-// one stream. Columns beyond N are zeros.
+// one stream. Columns beyond N are zeros. With `codes`, they are what codes.h says.
 struct LinearCall {
   void* out;
   const void* input;
@@ -21,18 +33,31 @@ struct LinearCall {
   int out_features;
   int in_features;
   int num_columns;  // of sixteen outputs
+  CodedWeights codes = {};
 };
 
 struct LinearKernels {
   // Computes some tokens' outputs in some columns. The weights of the columns `next`, if any, are on their way
   // to the cache when it returns.
-  void (*project)(const LinearCall&, Range tokens, Range columns, Range next);
+  using Project = void (*)(const LinearCall&, Range tokens, Range columns, Range next);
+
+  Project project;
 };
 
-#define PAGETIDE_DECLARE_LINEAR(isa)      \
-  namespace isa {                         \
-  extern const LinearKernels linear_bf16; \
-  extern const LinearKernels linear_f32;  \
+// The same for codes.
+struct QuantisedKernels {
+  LinearKernels::Project project;
+  // Each group's sum of some tokens' inputs, to `input_sums`: `project` wants those of its tokens if there are
+  // minimums.
+  void (*sum_inputs)(const LinearCall&, Range tokens);
+};
+
+#define PAGETIDE_DECLARE_LINEAR(isa)            \
+  namespace isa {                               \
+  extern const LinearKernels linear_bf16;       \
+  extern const LinearKernels linear_f32;        \
+  extern const QuantisedKernels quantised_bf16; \
+  extern const QuantisedKernels quantised_f32;  \
   }
 
 PAGETIDE_DECLARE_LINEAR(plain)

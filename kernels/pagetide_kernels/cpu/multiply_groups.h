@@ -1,0 +1,130 @@
+// c = c + a w, where w are codes in groups (codes.h): `multiply` with a scale for each group of the depth.
+//
+// An element of c is one chain: each group's products in order, from zero, then the group's sum by its scale
+// and the inputs' sum by its minimum. How many rows and columns are worked on together, and whether the codes
+// come from a stream or were unpacked before, changes the speed and never a bit.
+#pragma once
+
+#include "codes.h"
+#include "multiply.h"
+
+namespace pagetide::PAGETIDE_ISA {
+
+// What of a column's groups is at hand.
+template <class Word>
+struct GroupProduct {
+  Matrix<const Word> a;          // rows x depth
+  Matrix<const float> a_sums;    // rows x groups, where there are minimums
+  const uint16_t* scales;        // [columns][groups][scales and minimums][16]
+  int64_t scale_column_stride;
+  Matrix<float> c;               // rows x columns * kLanes
+  int num_groups;
+};
+
+// Words that were unpacked before, [columns][groups][depth of a group][16]: worth it for many rows.
+template <class Word, int kDepth>
+struct UnpackedGroups {
+  static constexpr int kLoads = kDepth;
+  static constexpr int kWordsPerLoad = 1;
+
+  const Word* words;
+  int64_t column_stride;
+
+  PAGETIDE_INLINE auto load(int column, int group, int i) const {
+    return load_words(words + column * column_stride + (group * kDepth + i) * kLanes);
+  }
+
+  template <class Loaded>
+  PAGETIDE_INLINE Loaded word(Loaded loaded, int) const {
+    return loaded;
+  }
+
+};
+
+template <class Format>
+struct StreamedGroups;
+
+#if defined(__AVX512BF16__)
+
+// Codes as they lie in memory: for few rows, which memory holds up. What comes `ahead` bytes later is asked
+// for on the way.
+template <class Format>
+struct StreamedGroups {
+  static constexpr int kLoads = Format::kLoads;
+  static constexpr int kWordsPerLoad = Format::kInputs / 2;
+
+  const uint8_t* codes;
+  int64_t column_stride;
+  int64_t ahead;
+  PairExpander<Format> expander{};
+
+  PAGETIDE_INLINE const uint8_t* at(int column, int group, int i) const {
+    return codes + column * column_stride + group * Format::kBytes + i * kLoadBytes;
+  }
+
+  PAGETIDE_INLINE __m512i load(int column, int group, int i) const {
+    const uint8_t* from = at(column, group, i);
+    __builtin_prefetch(from + ahead, 0, 2);
+    return kept(_mm512_loadu_si512(from));
+  }
+
+  PAGETIDE_INLINE PairVec word(__m512i loaded, int j) const { return expander.pair(loaded, j); }
+};
+
+#endif
+
+template <int kRows, int kColumns, class Format, class Groups, class Word>
+void multiply_groups_block(const Groups& groups, const GroupProduct<Word>& p) {
+  constexpr int kDepth = Groups::kLoads * Groups::kWordsPerLoad;
+  Vec totals[kRows][kColumns];
+  PAGETIDE_UNROLL for (int r = 0; r < kRows; ++r) {
+    PAGETIDE_UNROLL for (int c = 0; c < kColumns; ++c) totals[r][c] = load(p.c.row(r) + c * kLanes);
+  }
+  for (int group = 0; group < p.num_groups; ++group) {
+    Vec sums[kRows][kColumns];
+    PAGETIDE_UNROLL for (int r = 0; r < kRows; ++r) {
+      PAGETIDE_UNROLL for (int c = 0; c < kColumns; ++c) sums[r][c] = fill(0.0f);
+    }
+    for (int i = 0; i < Groups::kLoads; ++i) {
+      decltype(groups.load(0, 0, 0)) loaded[kColumns];
+      PAGETIDE_UNROLL for (int c = 0; c < kColumns; ++c) loaded[c] = groups.load(c, group, i);
+      PAGETIDE_UNROLL for (int j = 0; j < Groups::kWordsPerLoad; ++j) {
+        decltype(load_words(p.a.data)) b[kColumns];
+        PAGETIDE_UNROLL for (int c = 0; c < kColumns; ++c) b[c] = groups.word(loaded[c], j);
+        PAGETIDE_UNROLL for (int r = 0; r < kRows; ++r) {
+          const auto a = fill_words(p.a.row(r)[group * kDepth + i * Groups::kWordsPerLoad + j]);
+          PAGETIDE_UNROLL for (int c = 0; c < kColumns; ++c) sums[r][c] =
+              multiply_accumulate(a, b[c], sums[r][c]);
+        }
+      }
+    }
+    PAGETIDE_UNROLL for (int c = 0; c < kColumns; ++c) {
+      const uint16_t* at = p.scales + c * p.scale_column_stride + int64_t{group} * Format::kScales;
+      const Vec scale = kept(load_float16(at) * fill(Expansion<Format, Word>::kFactor));
+      PAGETIDE_UNROLL for (int r = 0; r < kRows; ++r) totals[r][c] =
+          multiply_add(scale, sums[r][c], totals[r][c]);
+      if constexpr (Format::kHasMinimums) {
+        const Vec minimum = kept(load_float16(at + kLanes));
+        PAGETIDE_UNROLL for (int r = 0; r < kRows; ++r) totals[r][c] =
+            multiply_add(minimum, fill(p.a_sums.row(r)[group]), totals[r][c]);
+      }
+    }
+  }
+  PAGETIDE_UNROLL for (int r = 0; r < kRows; ++r) {
+    PAGETIDE_UNROLL for (int c = 0; c < kColumns; ++c) store(totals[r][c], p.c.row(r) + c * kLanes);
+  }
+}
+
+// Calls multiply_groups_block<rows, columns> for sizes that are known only now, up to kRows and kColumns.
+template <int kRows, int kColumns, class Format, class Groups, class Word>
+void multiply_groups(int rows, int columns, const Groups& groups, const GroupProduct<Word>& p) {
+  if constexpr (kRows > 1) {
+    if (rows < kRows) return multiply_groups<kRows - 1, kColumns, Format>(rows, columns, groups, p);
+  }
+  if constexpr (kColumns > 1) {
+    if (columns < kColumns) return multiply_groups<kRows, kColumns - 1, Format>(rows, columns, groups, p);
+  }
+  multiply_groups_block<kRows, kColumns, Format>(groups, p);
+}
+
+}  // namespace pagetide::PAGETIDE_ISA

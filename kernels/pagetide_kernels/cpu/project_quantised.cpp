@@ -1,0 +1,183 @@
+// Computes some outputs of a linear layer whose weights are codes (codes.h). Compiled once for each instruction
+// set.
+//
+// For few rows the codes are expanded on their way into the product, for many once into the L1 cache.
+
+#include <type_traits>
+
+#include "linear.h"
+#include "multiply_groups.h"
+
+namespace pagetide::PAGETIDE_ISA {
+namespace {
+
+// Sums of as many registers as there are, and as many again for the groups'.
+constexpr int kGroupRows = kMaxColumns > 1 ? 3 : 2;
+
+// A chunk of a tile's words, unpacked, is 16 KiB; the tile's sums wait beside it.
+constexpr int kTileRows = 96;
+constexpr int kChunkGroups = 4;
+
+// Up to so many bytes, the next tile is asked for while this one is read; columns longer than a quarter of it
+// the hardware sees coming.
+constexpr int64_t kMaxAhead = 256 << 10;
+
+int ceil_divided(int a, int b) { return (a + b - 1) / b; }
+
+template <class Element, class Format>
+class QuantisedProjection {
+  using Word = std::conditional_t<std::is_same_v<Element, float>, float, BfloatPair>;
+  using Words = Expansion<Format, Word>;
+  static constexpr int kDepth = Words::kDepth;
+#if defined(__AVX512BF16__)
+  static constexpr bool kStreams = std::is_same_v<Word, BfloatPair>;
+#else
+  static constexpr bool kStreams = false;
+#endif
+
+ public:
+  explicit QuantisedProjection(const LinearCall& call)
+      : call_(call), num_groups_(call.in_features / kGroupInputs) {}
+
+  void run(Range tokens, Range columns, Range after) {
+    for (int column = columns.begin; column < columns.end; column += kMaxColumns) {
+      const Range tile = first(kMaxColumns, {column, columns.end});
+      const int next = tile.end < columns.end ? tile.end : after.begin < after.end ? after.begin : tile.end;
+      const int64_t ahead = (next - tile.begin) * column_bytes();
+      ahead_ = ahead < kMaxAhead && ahead > -kMaxAhead ? ahead : 0;
+      for (int token = tokens.begin; token < tokens.end; token += kTileRows) {
+        run_tile(first(kTileRows, {token, tokens.end}), tile);
+      }
+    }
+  }
+
+ private:
+  static Range first(int count, Range range) {
+    return {range.begin, range.end - range.begin < count ? range.end : range.begin + count};
+  }
+
+  int64_t column_bytes() const { return int64_t{num_groups_} * Format::kBytes; }
+
+  const uint8_t* codes(int column, int group) const {
+    return static_cast<const uint8_t*>(call_.weight) + column * column_bytes() +
+           int64_t{group} * Format::kBytes;
+  }
+
+  // What some groups add to the sums of the tokens from `token` on.
+  GroupProduct<Word> product(int token, float* sums, Range columns, Range groups) const {
+    const auto* input = static_cast<const Element*>(call_.input) + token * call_.input_stride;
+    const int per_word = kGroupInputs / kDepth;
+    const float* input_sums = call_.codes.input_sums;
+    if (input_sums != nullptr) input_sums += int64_t{token} * num_groups_ + groups.begin;
+    const int64_t scale_stride = int64_t{num_groups_} * Format::kScales;
+    return {{reinterpret_cast<const Word*>(input) + int64_t{groups.begin} * kDepth,
+             call_.input_stride / per_word},
+            {input_sums, num_groups_},
+            call_.codes.scales + columns.begin * scale_stride + int64_t{groups.begin} * Format::kScales,
+            scale_stride,
+            {sums, kMaxColumns * kLanes},
+            groups.end - groups.begin};
+  }
+
+  void run_tile(Range tokens, Range columns) {
+    std::memset(sums_, 0, sizeof sums_[0] * static_cast<size_t>(tokens.end - tokens.begin));
+    if constexpr (kStreams) {
+      if (tokens.end - tokens.begin <= kGroupRows) {
+        const StreamedGroups<Format> groups{codes(columns.begin, 0), column_bytes(), ahead_};
+        multiply(tokens, columns, {0, num_groups_}, groups);
+        return write(tokens, columns);
+      }
+    }
+    for (int group = 0; group < num_groups_; group += kChunkGroups) {
+      run_chunk(tokens, columns, first(kChunkGroups, {group, num_groups_}));
+    }
+    write(tokens, columns);
+  }
+
+  void run_chunk(Range tokens, Range columns, Range groups) {
+    constexpr int64_t kStride = int64_t{kChunkGroups} * kDepth * kLanes;
+    for (int column = columns.begin; column < columns.end; ++column) {
+      for (int group = groups.begin; group < groups.end; ++group) {
+        const int64_t at = (column - columns.begin) * kStride + (group - groups.begin) * kDepth * kLanes;
+        const uint8_t* from = codes(column, group);
+        for (int i = 0; i < Format::kBytes; i += kLoadBytes) __builtin_prefetch(from + ahead_ + i, 0, 2);
+        Words::unpack(from, words_ + at);
+      }
+    }
+    multiply(tokens, columns, groups, UnpackedGroups<Word, kDepth>{words_, kStride});
+  }
+
+  // As even sets of tokens as can be.
+  template <class Groups>
+  void multiply(Range tokens, Range columns, Range range, const Groups& groups) {
+    int token = tokens.begin;
+    for (int sets = ceil_divided(tokens.end - token, kGroupRows); sets > 0; --sets) {
+      const int rows = ceil_divided(tokens.end - token, sets);
+      multiply_groups<kGroupRows, kMaxColumns, Format>(
+          rows, columns.end - columns.begin, groups,
+          product(token, sums_[token - tokens.begin], columns, range));
+      token += rows;
+    }
+  }
+
+  void write(Range tokens, Range columns) const {
+    for (int token = tokens.begin; token < tokens.end; ++token) {
+      const float* sums = sums_[token - tokens.begin];
+      for (int column = columns.begin; column < columns.end; ++column, sums += kLanes) {
+        write(load(sums), token, column);
+      }
+    }
+  }
+
+  void write(Vec sum, int token, int column) const {
+    const int begin = column * kLanes;
+    const int count = call_.out_features - begin < kLanes ? call_.out_features - begin : kLanes;
+    const size_t bytes = sizeof(Element) * static_cast<size_t>(count);
+    Element lanes[kLanes] = {};
+    if (call_.bias != nullptr) {
+      std::memcpy(lanes, static_cast<const Element*>(call_.bias) + begin, bytes);
+      sum = sum + load(lanes);
+    }
+    store(sum, lanes);
+    std::memcpy(static_cast<Element*>(call_.out) + token * call_.out_stride + begin, lanes, bytes);
+  }
+
+  const LinearCall& call_;
+  int num_groups_;
+  int64_t ahead_ = 0;
+  alignas(64) Word words_[kMaxColumns * kChunkGroups * kDepth * kLanes];
+  alignas(64) float sums_[kTileRows][kMaxColumns * kLanes];
+};
+
+template <class Element>
+void project(const LinearCall& call, Range tokens, Range columns, Range next) {
+  if (call.codes.bits == 8) {
+    QuantisedProjection<Element, CodeFormat<8, false>>(call).run(tokens, columns, next);
+  } else if (call.codes.has_minimums) {
+    QuantisedProjection<Element, CodeFormat<4, true>>(call).run(tokens, columns, next);
+  } else {
+    QuantisedProjection<Element, CodeFormat<4, false>>(call).run(tokens, columns, next);
+  }
+}
+
+template <class Element>
+void sum_inputs(const LinearCall& call, Range tokens) {
+  const int num_groups = call.in_features / kGroupInputs;
+  for (int64_t token = tokens.begin; token < tokens.end; ++token) {
+    const auto* input = static_cast<const Element*>(call.input) + token * call.input_stride;
+    float* sums = call.codes.input_sums + token * num_groups;
+    for (int group = 0; group < num_groups; ++group, input += kGroupInputs) {
+      sums[group] = reduce_sum(load(input) + load(input + kLanes));
+    }
+  }
+}
+
+template <class Element>
+constexpr QuantisedKernels kKernels{project<Element>, sum_inputs<Element>};
+
+}  // namespace
+
+const QuantisedKernels quantised_bf16 = kKernels<bfloat16>;
+const QuantisedKernels quantised_f32 = kKernels<float>;
+
+}  // namespace pagetide::PAGETIDE_ISA
