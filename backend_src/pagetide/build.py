@@ -34,7 +34,7 @@ from pagetide_kernels import ops
 log = logging.getLogger(__name__)
 
 _DTYPES = {"auto": None, "bfloat16": torch.bfloat16, "float32": torch.float32}
-_KV_DTYPES = {"auto": None, "fp8_e4m3": torch.float8_e4m3fn}
+_KV_DTYPES = {"auto": None, "fp8_e4m3": torch.float8_e4m3fn, "int8": torch.int8}
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,15 +117,17 @@ def _model(settings: Settings, path: Path) -> Decoder:
     device = device_of(settings)
     runs_cuda = _runs_cuda(settings, device)
     dtype, kv_dtype = _DTYPES[settings.dtype], _KV_DTYPES[settings.kv_cache_dtype]
-    if kv_dtype is not None and not runs_cuda:
+    if kv_dtype is not None and runs_cuda is (kv_dtype is torch.int8):
+        place, other, known = ("CPU", "GPU", "fp8_e4m3") if runs_cuda else ("GPU", "CPU", "int8")
         raise SettingsError(
-            f"kv_cache_dtype is {settings.kv_cache_dtype!r}, which needs a GPU; on a CPU set it to 'auto'"
+            f"kv_cache_dtype is {settings.kv_cache_dtype!r}, which needs a {place}; "
+            f"on a {other} set it to 'auto' or {known!r}"
         )
     if runs_cuda and dtype is torch.float32:
         raise SettingsError("dtype is 'float32'; the CUDA kernels compute in 'bfloat16'")
     quantization = None if settings.quantization == "none" else settings.quantization
     if not runs_cuda:
-        return weights.load(path, dtype=dtype, device=device, quantization=quantization)
+        return weights.load(path, dtype=dtype, kv_dtype=kv_dtype, device=device, quantization=quantization)
     if quantization is not None:
         raise SettingsError(
             f"quantization is {quantization!r}, which needs device 'cpu'; on a GPU set it to 'none'"

@@ -15,7 +15,7 @@ BLOCK_SIZE = 16
 DEVICES = ("auto", "cpu", "cuda", "sim")
 DTYPES = ("auto", "bfloat16", "float32")
 QUANTIZATIONS = ("none", "int8", "int4", "gguf")
-KV_CACHE_DTYPES = ("auto", "fp8_e4m3")
+KV_CACHE_DTYPES = ("auto", "fp8_e4m3", "int8")
 
 _UNITS = {"": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 
@@ -45,7 +45,8 @@ class Settings:
 
     `model` is a directory, a GGUF file, or a package reference `package:file` resolved at load.
     `quantization` makes small integers of the weights on a CPU, "gguf" of those that a GGUF file stores so.
-    `kv_cache_dtype` "fp8_e4m3" halves what a cached token takes, on a GPU; "auto" keeps the weights' dtype.
+    `kv_cache_dtype` halves what a cached token takes: "fp8_e4m3" on a GPU, "int8" on a CPU; "auto" keeps
+    the weights' dtype.
     `kv_cache_bytes` bounds the KV cache: it is claimed at start and never grows. So does `host_cache_bytes`
     the host tier, which keeps evicted blocks in main memory; 0 keeps none.
     `max_model_len` None takes what the checkpoint was trained for. `num_threads` 0 takes every core.

@@ -81,7 +81,7 @@ class GgufFile:
         tensor = self.tensors[name]
         stored = np.frombuffer(self._bytes, np.uint8, tensor.num_bytes, tensor.offset)
         _, block_bytes = GGML_QUANT_SIZES[tensor.kind]
-        return stored.reshape(tensor.shape[0], -1, block_bytes)[rows]
+        return stored.reshape(tensor.shape[0], -1, block_bytes)[rows].copy()
 
     def _dequantize(self, tensor: GgufTensor, stored: np.ndarray[Any, np.dtype[np.uint8]]) -> Values:
         try:

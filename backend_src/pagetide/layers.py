@@ -103,9 +103,7 @@ class QuantisedLinear:
 
     __slots__ = ("bias", "packed")
 
-    def __init__(
-        self, weight: ops.QuantisedWeight, bias: torch.Tensor | None, dtype: torch.dtype
-    ) -> None:
+    def __init__(self, weight: ops.QuantisedWeight, bias: torch.Tensor | None, dtype: torch.dtype) -> None:
         self.packed = ops.pack_codes(weight, dtype)
         self.bias = bias
 

@@ -82,7 +82,7 @@ class Decoder:
     """A loaded model, ready to run. `stack` runs `layers`.
 
     `content_id` names its weights and how KV is kept: with equal ids, equal tokens have equal KV.
-    `kv_dtype` is what the KV cache holds: `dtype`, or float8_e4m3fn.
+    `kv_dtype` is what the KV cache holds: `dtype`, or float8_e4m3fn, or int8.
     """
 
     config: Family
@@ -107,8 +107,8 @@ class Decoder:
     ) -> torch.Tensor:
         """Runs T tokens and returns what the last layer makes of them, [T, hidden] in the decoder's dtype.
 
-        `token_ids` and `positions` are [T] int64; `kv_caches` holds one [blocks, 2, Hkv, 16, D] a layer,
-        of `kv_dtype`, which receives the tokens' keys and values at `batch.slots`.
+        `token_ids` and `positions` are [T] int64; `kv_caches` holds one a layer, of `kv_dtype` and of
+        `ops.kv_cache_shape`, which receives the tokens' keys and values at `batch.slots`.
         """
         rotations = [rotary(positions) for rotary in self.rotaries]
         return self.stack(self.embedding(token_ids), rotations, kv_caches, batch)

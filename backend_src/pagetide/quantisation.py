@@ -1,8 +1,8 @@
 """What the setting `quantization` makes of a checkpoint's matrices.
 
-"int8" and "int4" quantise every matrix as it is loaded. "gguf" takes the blocks of a GGUF file as they are where
-the kernels know them, and makes 8 bits of the others. Norms, biases and an embedding that no head shares stay as
-they are.
+"int8" and "int4" quantise every matrix as it is loaded. "gguf" takes the blocks of a GGUF file as they are
+where the kernels know them, and makes 8 bits of the others. Norms, biases and an embedding that no head
+shares stay as they are.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from array import array
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -31,16 +32,25 @@ _SCORED_BYTES = 2**25
 
 def kv_block_bytes(model: Decoder) -> int:
     """Bytes of one block: keys and values of BLOCK_SIZE tokens in every layer."""
+    return math.prod(_kv_shape(model, 1)) * model.kv_dtype.itemsize * model.config.num_layers
+
+
+def new_kv_caches(model: Decoder, num_blocks: int) -> list[torch.Tensor]:
+    """A layer's cache each, on the model's device, zeros."""
+    shape = _kv_shape(model, num_blocks)
+    layers = range(model.config.num_layers)
+    return [ops.empty(shape, model.kv_dtype, model.device).zero_() for _ in layers]
+
+
+def _kv_shape(model: Decoder, num_blocks: int) -> tuple[int, ...]:
     config = model.config
-    per_layer = 2 * config.num_kv_heads * BLOCK_SIZE * config.head_dim * model.kv_dtype.itemsize
-    return per_layer * config.num_layers
+    return ops.kv_cache_shape(num_blocks, config.num_kv_heads, config.head_dim, model.kv_dtype)
 
 
 class Runner:
     """Runs plans on one device. The KV cache, `num_blocks` blocks a layer, is claimed here and never grows.
 
-    `kv_caches`, one a layer, of the model's `kv_dtype`: [num_blocks, 2 (K, V), num_kv_heads, BLOCK_SIZE,
-    head_dim].
+    `kv_caches`, one a layer, are of the model's `kv_dtype` and of `ops.kv_cache_shape`.
     Each step runs within `kernels()`, which may put other kernels in place of the device's own. Attention is
     given at most `most_queries` of a sequence at once, 0 being all: another kernel takes the larger ones.
     """
@@ -56,11 +66,7 @@ class Runner:
         self._kernels = kernels
         self._most_queries = most_queries
         self._masks = MaskThread(model.config.vocab_size)
-        config = model.config
-        shape = (num_blocks, 2, config.num_kv_heads, BLOCK_SIZE, config.head_dim)
-        self.kv_caches = [
-            ops.empty(shape, model.kv_dtype, model.device).zero_() for _ in range(config.num_layers)
-        ]
+        self.kv_caches = new_kv_caches(model, num_blocks)
 
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> StepResult:

@@ -88,7 +88,9 @@ def load(
     """
     checkpoint = open_checkpoint(path)
     if quantization == "gguf" and not isinstance(checkpoint, GgufCheckpoint):
-        raise WeightsError(f"{path} is no GGUF file, whose blocks quantization 'gguf' takes; set 'int8' or 'int4'")
+        raise WeightsError(
+            f"{path} is no GGUF file, whose blocks quantization 'gguf' takes; set 'int8' or 'int4'"
+        )
     dtype = dtype or _dtype_of(checkpoint)
     kv_dtype = kv_dtype or dtype
     make_linear = make_linear or linear_for(device, dtype)

@@ -10,6 +10,7 @@ from torch import Tensor
 from pagetide_kernels.backend import kernels_for
 from pagetide_kernels.binding import ArgumentError
 from pagetide_kernels.cpu import memory
+from pagetide_kernels.signatures import BLOCK_SIZE
 
 
 def paged_attention(
@@ -38,7 +39,7 @@ def paged_attention(
         query: [T, Hq, D], rows at any distance. CPU: bfloat16 or float32, D a multiple of 16; GPU: bfloat16
             or float16, D one of `device_signatures.HEAD_DIMS`.
         kv_cache: [N, 2, Hkv, 16, D] of query's dtype, on a GPU also float8_e4m3fn: blocks of 16 tokens, keys
-            then values.
+            then values. On a CPU also int8, see `kv_cache_shape`.
         block_table: [B, M] int32; entry b holds the block of positions 16 b to 16 b + 15.
         query_starts: [B + 1] int32, rising, from 0 or more to T or less.
         kv_lens: [B] int32, tokens in the cache including the new ones; 0 gives zeros.
@@ -76,7 +77,8 @@ def write_kv(
 
     Args:
         key, value: [T, Hkv, D], rows at any distance; bfloat16, on a CPU float32, on a GPU float16 too.
-        kv_cache: [N, 2, Hkv, 16, D] of their dtype, on a GPU also float8_e4m3fn, changed in place.
+        kv_cache: [N, 2, Hkv, 16, D] of their dtype, on a GPU also float8_e4m3fn, changed in place. On a CPU
+            also int8, see `kv_cache_shape`: each token's head gets the scale that its largest value needs.
         slots: [T] int64, block id * 16 + offset in the block; negative: the token is not written.
         key_scale, value_scale: what is written is divided by them; e4m3 holds up to 448, and what is larger
             becomes that. 1 on a CPU.
@@ -126,7 +128,7 @@ def split_qkv(
 
 def _query_shape(qkv: Tensor, kv_cache: object) -> list[int]:
     """Arguments of other shapes are for the kernel's table to refuse."""
-    if qkv.dim() != 3 or not isinstance(kv_cache, Tensor) or kv_cache.dim() != 5:
+    if qkv.dim() != 3 or not isinstance(kv_cache, Tensor) or kv_cache.dim() not in (4, 5):
         return [0]
     return [len(qkv), max(0, qkv.shape[1] - 2 * kv_cache.shape[2]), qkv.shape[2]]
 
@@ -157,6 +159,15 @@ def _as_bytes(name: str, blocks: Tensor) -> Tensor:
         actual = f"of shape {list(blocks.shape)} and strides {list(blocks.stride())}"
         raise ArgumentError(f"move_blocks: {name} is {actual}; expected contiguous blocks")
     return blocks.flatten(1).view(torch.uint8)
+
+
+def kv_cache_shape(num_blocks: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype) -> tuple[int, ...]:
+    """The shape of a layer's cache of `dtype`: [N, 2, Hkv, 16, D], of int8 [N, 2, Hkv, 16 D + 64].
+
+    An int8 cache holds 16 tokens' codes, [16, D], and then a float32 scale for each of them.
+    """
+    heads = num_blocks, 2, num_kv_heads
+    return (*heads, BLOCK_SIZE * (head_dim + 4)) if dtype == torch.int8 else (*heads, BLOCK_SIZE, head_dim)
 
 
 def empty(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:

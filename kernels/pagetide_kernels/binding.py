@@ -47,9 +47,9 @@ class Layout(enum.Enum):
 class TensorParam:
     """A tensor argument.
 
-    `dims` holds literal sizes, symbols ("T"), a symbol plus one ("B+1") and sums ("Hq + 2 Hkv"). `dtype`
-    is a dtype, or the name of an entry of `Signature.dtypes`. Each row must start at a multiple of `align`
-    bytes. An `output` is checked last, so that what is wrong with an input is not said of it.
+    `dims` holds literal sizes, symbols ("T"), a symbol plus one ("B+1") and sums ("Hq + 2 Hkv", "16 D + 64").
+    `dtype` is a dtype, or the name of an entry of `Signature.dtypes`. Each row must start at a multiple of
+    `align` bytes. An `output` is checked last, so that what is wrong with an input is not said of it.
     """
 
     name: str
@@ -235,8 +235,10 @@ class _Binder:
                         self._fail(param.name, f"of size {self._sizes[dim]}", f"{dim} = {total}")
 
     def _term(self, term: str) -> int:
-        """ "Hkv" or "2 Hkv"."""
+        """ "Hkv", "2 Hkv" or "64"."""
         factor, _, symbol = term.rpartition(" ")
+        if symbol.isdigit():
+            return int(symbol)
         return int(factor or 1) * self._sizes[symbol]
 
     def _check_limits(self) -> None:

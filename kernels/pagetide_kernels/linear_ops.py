@@ -21,6 +21,10 @@ class PackedLinear:
     num_outputs: int
     num_inputs: int
 
+    @property
+    def nbytes(self) -> int:
+        return self.data.nbytes
+
     def rows(self, ids: Tensor) -> Tensor:
         """Rows of the weight, [S, num_inputs] for ids [S] int64: an embedding that is tied to the head."""
         if self.data.device.type == "cpu":

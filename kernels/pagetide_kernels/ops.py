@@ -7,7 +7,14 @@ expected. What index tensors refer to (block ids, lengths, slots) is always chec
 costs a synchronisation, so only with PAGETIDE_DEBUG=1.
 """
 
-from pagetide_kernels.attention_ops import empty, move_blocks, paged_attention, split_qkv, write_kv
+from pagetide_kernels.attention_ops import (
+    empty,
+    kv_cache_shape,
+    move_blocks,
+    paged_attention,
+    split_qkv,
+    write_kv,
+)
 from pagetide_kernels.attention_plan import max_decode_queries as most_queries_alike
 from pagetide_kernels.backend import simulated_cuda
 from pagetide_kernels.device_signatures import head_problem
@@ -27,6 +34,7 @@ __all__ = [
     "gather_rows",
     "greedy",
     "head_problem",
+    "kv_cache_shape",
     "likeliest",
     "linear",
     "most_queries_alike",

@@ -1,7 +1,7 @@
 """Weights as small integers in groups: what they mean, how they are made, and how the CPU kernels read them.
 
-`weight[n, k] = scales[n, k // GROUP] * codes[n, k] + minimums[n, k // GROUP]`, the blocks of GGUF's Q4_0, Q4_1
-and Q8_0 among them. cpu/codes.h draws the packed layout.
+`weight[n, k] = scales[n, k // GROUP] * codes[n, k] + minimums[n, k // GROUP]`, GGUF's Q4_0, Q4_1 and Q8_0
+among them. cpu/codes.h draws the packed layout.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def quantise(weight: Tensor, bits: int) -> QuantisedWeight:
             f"quantise: weight is of shape {list(weight.shape)}; expected [N, K], K a multiple of {GROUP}"
         )
     to_codes = _around_zero if bits == 8 else _from_minimums
-    parts = [to_codes(rows.float().unflatten(1, (-1, GROUP))) for rows in weight.split(_ROWS_AT_ONCE)]
+    parts = [to_codes(_cut(rows.float(), GROUP)) for rows in torch.split(weight, _ROWS_AT_ONCE)]
     codes, scales, minimums = zip(*parts, strict=True)
     return QuantisedWeight(
         torch.cat(codes).flatten(1),
@@ -127,10 +127,15 @@ def pack_codes(weight: QuantisedWeight, dtype: torch.dtype) -> PackedCodes:
 
 def _values(codes: Tensor, scales: Tensor) -> Tensor:
     """[S, K] float32 of codes [S, K] and scales [S, G, parts]."""
-    values = codes.unflatten(1, (-1, GROUP)) * scales[:, :, :1].float()
+    values = _cut(codes, GROUP) * scales[:, :, :1].float()
     if scales.shape[2] == 2:
         values += scales[:, :, 1:].float()
     return values.flatten(1)
+
+
+def _cut(tensor: Tensor, *sizes: int) -> Tensor:
+    """The last dimension as pieces of `sizes`."""
+    return tensor.reshape(*tensor.shape[:-1], -1, *sizes)
 
 
 Grouped = tuple[Tensor, Tensor, Tensor]
@@ -158,24 +163,24 @@ def _in_columns(rows: Tensor) -> Tensor:
     """[N, ...] to [C, LANES, ...], zeros beyond N."""
     missing = -len(rows) % LANES
     padded = torch.cat([rows, rows.new_zeros(missing, *rows.shape[1:])]) if missing else rows
-    return padded.unflatten(0, (-1, LANES))
+    return padded.view(-1, LANES, *rows.shape[1:])
 
 
 def _packed(codes: Tensor, bits: int, around_zero: bool) -> Tensor:
     """[C, LANES, K] to [C, G, bytes]."""
-    groups = codes.unflatten(2, (-1, GROUP))
+    groups = _cut(codes, GROUP)
     if bits == 8:
-        return groups.unflatten(3, (-1, 4)).permute(0, 2, 3, 1, 4).flatten(2).view(torch.uint8)
+        return _cut(groups, 4).permute(0, 2, 3, 1, 4).flatten(2).view(torch.uint8)
     nibbles = (groups + (8 if around_zero else 0)).to(torch.uint8)
-    nibbles = nibbles.unflatten(3, (4, 4, 2)).permute(0, 2, 3, 1, 5, 4)
+    nibbles = _cut(nibbles, 4, 2).permute(0, 2, 3, 1, 5, 4)
     return (nibbles[..., 0::2] | nibbles[..., 1::2] << 4).flatten(2)
 
 
 def _unpacked(packed: Tensor, column: Tensor, lane: Tensor, zero: int) -> Tensor:
     """Rows [S, K] int8 of what `_packed` packed; 4 bits stand for `zero` less."""
     if packed.shape[2] == GROUP * LANES:
-        return packed.view(torch.int8).unflatten(2, (-1, LANES, 4))[column, :, :, lane].flatten(1)
-    pairs = packed.unflatten(2, (-1, LANES, 2, 2))[column, :, :, lane]
+        return _cut(packed.view(torch.int8), LANES, 4)[column, :, :, lane].flatten(1)
+    pairs = _cut(packed, LANES, 2, 2)[column, :, :, lane]
     nibbles = torch.stack([pairs & 15, pairs >> 4], -1).flatten(-2)
     return nibbles.transpose(-1, -2).flatten(1).to(torch.int8) - zero
 

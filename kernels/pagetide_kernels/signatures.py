@@ -9,6 +9,8 @@ C columns of LANES; quantised, its inputs are in G groups of GROUP.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from pagetide_kernels.binding import Layout, ScalarParam, Signature, TensorParam
@@ -85,6 +87,22 @@ SPLIT_QKV = Signature(
     multiples={"Hkv": 1, "D": 16, "R": 2},
     at_most={"R": "D"},
 )
+
+INT8_TILE = f"{BLOCK_SIZE} D + {4 * BLOCK_SIZE}"
+"""Bytes of one head's keys, or values, in a block of an 8-bit cache: codes, then a float32 scale a token."""
+
+
+def _with_int8_cache(signature: Signature) -> Signature:
+    cache = _rows("kv_cache", "N", 2, "Hkv", INT8_TILE, dtype=torch.int8, align=64)
+    return replace(
+        signature,
+        name=f"{signature.name}_int8",
+        tensors=tuple(cache if tensor.name == "kv_cache" else tensor for tensor in signature.tensors),
+    )
+
+
+INT8_CACHE = {each.name: _with_int8_cache(each) for each in (PAGED_ATTENTION, WRITE_KV, SPLIT_QKV)}
+"""The kernels that a CPU also has for a cache of int8, by their names for other caches."""
 
 ADD_RMS_NORM = Signature(
     "add_rms_norm",

@@ -6,8 +6,14 @@ import torch
 
 from pagetide.layers import AttentionBatch
 from pagetide.model import Decoder
+from pagetide_kernels import ops
 
 BLOCK = 16
+
+
+def full_of_nan(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """An int8 cache's scales are NaN with all bits set."""
+    return torch.full(shape, -1 if dtype == torch.int8 else torch.nan).to(dtype)
 
 
 class PagedRun:
@@ -21,8 +27,8 @@ class PagedRun:
         order = torch.randperm(num_blocks, generator=torch.Generator().manual_seed(seed))[:-1]
         self.tables = order.to(torch.int32).view(num_sequences, blocks_each)
         self.lens = [0] * num_sequences
-        shape = (num_blocks, 2, config.num_kv_heads, BLOCK, config.head_dim)
-        self.kv_caches = [torch.full(shape, torch.nan).to(decoder.kv_dtype) for _ in range(config.num_layers)]
+        shape = ops.kv_cache_shape(num_blocks, config.num_kv_heads, config.head_dim, decoder.kv_dtype)
+        self.kv_caches = [full_of_nan(shape, decoder.kv_dtype) for _ in range(config.num_layers)]
 
     def step(self, new: dict[int, list[int]], every_row: bool = False) -> torch.Tensor:
         """Computes each sequence's new tokens; the logits after the last of each, or after every one."""

@@ -1,4 +1,4 @@
-"""Decoders over quantised weights: what is stored is taken as it is, what is not is quantised, all else stays."""
+"""Decoders over quantised weights and KV: stored codes are taken as they are, other matrices quantised."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from pagetide.config import Settings, SettingsError
 from pagetide.layers import Linear, QuantisedLinear
 from pagetide.model import Decoder, LayerByLayer
 from pagetide.quantisation import BITS, HEAD_BITS, joined
+from pagetide.runner import kv_block_bytes
 from pagetide.weights import WeightsError
 from pagetide_kernels import decoder, ops
 
@@ -141,6 +142,49 @@ def test_threads_chunks_and_neighbours_change_no_bit(
     assert torch.equal(got, want)
 
 
+def with_int8_kv(path: Path, dtype: torch.dtype = F32, quantization: str | None = None) -> Decoder:
+    return weights.load(path, dtype=dtype, kv_dtype=torch.int8, device=CPU, quantization=quantization)
+
+
+@needs_avx512
+@pytest.mark.parametrize("dtype", TOLERANCES, ids=["f32", "bf16"])
+@pytest.mark.parametrize("name", ["Llama", "Qwen3"])
+def test_with_an_int8_cache_the_compiled_stack_gives_the_logits_of_the_layers(
+    tmp_path: Path, name: str, dtype: torch.dtype
+) -> None:
+    compiled = with_int8_kv(make_checkpoint(tmp_path, name, head_dim=32), dtype)
+    assert isinstance(compiled.stack, CompiledStack)
+    plain = replace(compiled, stack=LayerByLayer(compiled.layers))
+    tokens = random_tokens(300, VOCAB_SIZE)
+    # A value in another place of its last bit may become the neighbouring code.
+    assert relative_error(logits_of(compiled, tokens), logits_of(plain, tokens)) < 2e-2
+
+
+def test_an_int8_cache_changes_logits_little(tiny_llama: Path) -> None:
+    tokens = random_tokens(300, VOCAB_SIZE)
+    want = logits_of(load(tiny_llama, None), tokens)
+    got = logits_of(with_int8_kv(tiny_llama), tokens)
+    assert 0 < relative_error(got, want) < 0.05
+
+
+@pytest.mark.parametrize("quantization", [None, "int4"])
+def test_with_an_int8_cache_chunks_and_neighbours_change_no_bit(
+    tiny_llama: Path, quantization: str | None
+) -> None:
+    model = with_int8_kv(tiny_llama, BF16, quantization)
+    prompts = {i: random_tokens(length, VOCAB_SIZE, seed=i) for i, length in enumerate((1, 400, 17, 330))}
+    want = torch.stack([logits_of(model, prompts[i])[-1] for i in range(4)])
+    run = PagedRun(model, len(prompts), 400)
+    run.step({1: prompts[1][:-1], 3: prompts[3][:30]})
+    got = run.step({0: prompts[0], 1: prompts[1][-1:], 2: prompts[2], 3: prompts[3][30:]})
+    assert torch.equal(got, want)
+
+
+def test_an_int8_cache_takes_half_the_memory(tiny_llama: Path) -> None:
+    wide, narrow = weights.load(tiny_llama, dtype=BF16, device=CPU), with_int8_kv(tiny_llama, BF16)
+    assert kv_block_bytes(narrow) == kv_block_bytes(wide) * (16 + 4) // 32
+
+
 def test_a_prefix_is_never_a_hit_for_other_weights(tiny_llama: Path) -> None:
     loaded = [load(tiny_llama, quantization).content_id for quantization in (None, "int8", "int4")]
     assert len(set(loaded)) == 3
@@ -148,12 +192,20 @@ def test_a_prefix_is_never_a_hit_for_other_weights(tiny_llama: Path) -> None:
 
 def test_what_cannot_be_quantised_is_refused_by_name(tmp_path: Path, tiny_llama: Path) -> None:
     narrow = make_checkpoint(tmp_path / "narrow", intermediate_size=80)
-    with pytest.raises(WeightsError, match=r"down_proj.weight' has inputs 0 to 80 here; quantization 'int4' needs"):
+    with pytest.raises(
+        WeightsError, match=r"down_proj.weight' has inputs 0 to 80 here; quantization 'int4' needs"
+    ):
         load(narrow, "int4")
-    with pytest.raises(WeightsError, match="is no GGUF file, whose blocks quantization 'gguf' takes; set 'int8' or"):
+    with pytest.raises(
+        WeightsError, match="is no GGUF file, whose blocks quantization 'gguf' takes; set 'int8' or"
+    ):
         load(tiny_llama, "gguf")
-    with pytest.raises(SettingsError, match="quantization is 'int3'; it must be one of none, int8, int4, gguf"):
+    with pytest.raises(
+        SettingsError, match="quantization is 'int3'; it must be one of none, int8, int4, gguf"
+    ):
         Settings.from_mapping({"quantization": "int3"})
     on_sim = Settings(model=str(tiny_llama), device="sim", quantization="int8")
-    with pytest.raises(SettingsError, match="quantization is 'int8', which needs device 'cpu'; on a GPU set it to"):
+    with pytest.raises(
+        SettingsError, match="quantization is 'int8', which needs device 'cpu'; on a GPU set it to"
+    ):
         build.build(on_sim, tmp_path, on_step=lambda stats: None)

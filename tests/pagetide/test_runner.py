@@ -120,7 +120,8 @@ def test_an_e4m3_kv_cache_serves_on_the_sim_device_and_holds_twice_the_tokens(tm
     ("settings", "message"),
     [
         ({"kv_cache_dtype": "fp8_e4m3"}, "kv_cache_dtype is 'fp8_e4m3', which needs a GPU; on a CPU"),
-        ({"kv_cache_dtype": "int4"}, "kv_cache_dtype is 'int4'; it must be one of auto, fp8_e4m3"),
+        ({"kv_cache_dtype": "int4"}, "kv_cache_dtype is 'int4'; it must be one of auto, fp8_e4m3, int8"),
+        ({"device": "sim", "kv_cache_dtype": "int8"}, "kv_cache_dtype is 'int8', which needs a CPU; on"),
         ({"device": "sim", "dtype": "float32"}, "dtype is 'float32'; the CUDA kernels compute in 'bfloat16'"),
         ({"device": "sim"}, "device is 'sim', but .* has head size 16; the CUDA kernels are built for 64"),
     ],

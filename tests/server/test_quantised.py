@@ -16,7 +16,7 @@ pytestmark = pytest.mark.server
 
 FORMS = {
     "gguf": {"quantization": "gguf"},
-    "int4": {"quantization": "int4"},
+    "int4": {"quantization": "int4", "kv_cache_dtype": "int8"},
 }
 GREEDY = {"temperature": 0, "max_tokens": 24}
 

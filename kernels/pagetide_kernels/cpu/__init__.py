@@ -18,7 +18,7 @@ from torch import Tensor
 from pagetide_kernels import build
 from pagetide_kernels.binding import ArgumentError, Number, Signature
 from pagetide_kernels.cpu import memory
-from pagetide_kernels.signatures import LANES, LINEAR, PAGED_ATTENTION, QUANTISED_LINEAR, WRITE_KV
+from pagetide_kernels.signatures import INT8_CACHE, LANES, LINEAR, PAGED_ATTENTION, QUANTISED_LINEAR, WRITE_KV
 
 ISAS = ("plain", "avx2", "avx512")
 
@@ -107,7 +107,8 @@ _functions: dict[tuple[str, torch.dtype], _Function] = {}
 def _function(name: str, dtype: torch.dtype) -> _Function:
     function = _functions.get((name, dtype))
     if function is None:
-        for signature in (PAGED_ATTENTION, WRITE_KV, LINEAR, QUANTISED_LINEAR):
+        coded = (INT8_CACHE[each.name] for each in (PAGED_ATTENTION, WRITE_KV))
+        for signature in (PAGED_ATTENTION, WRITE_KV, LINEAR, QUANTISED_LINEAR, *coded):
             _export(signature)
         function = _functions[name, dtype]
     return function

@@ -3,7 +3,10 @@
 // The item's rows, (query, head) pairs that share a KV head, walk the KV in tiles of kTileTokens. A tile's
 // keys and values are packed once and used by all rows, kMaxRows at a time.
 
+#include <type_traits>
+
 #include "attention.h"
+#include "kv_codes.h"
 #include "multiply.h"
 #include "softmax.h"
 
@@ -30,11 +33,12 @@ Tile clipped_tile(int start, Range visible) {
   return {base, blocks, tokens};
 }
 
-template <class Element>
+template <class Element, class Cache>
 class Worker {
   using Pack = Operands<Element>;
   using Word = typename Pack::Word;
   static constexpr int kTileDepth = kTileTokens / Pack::kPerWord;
+  static constexpr bool kHasScales = std::is_same_v<Cache, int8_t>;
 
  public:
   // Words are no larger than floats, so all parts are counted in floats.
@@ -42,7 +46,8 @@ class Worker {
     const int64_t rows = int64_t{num_queries} * call.group();
     const int64_t tile = int64_t{kTileTokens} * call.head_size;
     const int64_t block_of_rows = int64_t{kMaxRows} * kTileTokens;
-    return rows * call.head_size + 2 * tile + 2 * block_of_rows + 2 * rows * call.state_size();
+    return rows * call.head_size + 2 * tile + 2 * block_of_rows + 2 * kTileTokens +
+           2 * rows * call.state_size();
   }
 
   Worker(const AttentionCall& call, const WorkItem& item, float* scratch)
@@ -57,6 +62,8 @@ class Worker {
     values_ = reinterpret_cast<Word*>(take(int64_t{kTileTokens} * call.head_size));
     dots_ = take(int64_t{kMaxRows} * kTileTokens);
     probabilities_ = reinterpret_cast<Word*>(take(int64_t{kMaxRows} * kTileTokens));
+    key_scales_ = take(kTileTokens);
+    value_scales_ = take(kTileTokens);
     states_ = take(num_rows_ * call.state_size());
     totals_ = take(num_rows_ * call.state_size());
   }
@@ -141,7 +148,7 @@ class Worker {
 
   // The next tile's keys are needed before its values.
   void look_ahead(Range tokens) {
-    ahead_.clear(int64_t{kBlockTokens} * call_.head_size * int64_t{sizeof(Element)});
+    ahead_.clear(tile_size<Cache>(call_.head_size) * int64_t{sizeof(Cache)});
     for (int key_or_value = 0; key_or_value < 2; ++key_or_value) {
       for (int position = tokens.begin; position < tokens.end; position += kBlockTokens) {
         ahead_.add(block(position, key_or_value));
@@ -149,12 +156,12 @@ class Worker {
     }
   }
 
-  const Element* block(int position, int key_or_value) const {
+  const Cache* block(int position, int key_or_value) const {
     const int32_t* table = call_.block_table + item_.sequence * call_.table_stride;
-    const auto* cache = static_cast<const Element*>(call_.kv_cache);
+    const auto* cache = static_cast<const Cache*>(call_.kv_cache);
     const int64_t head = int64_t{key_or_value} * call_.num_kv_heads + item_.kv_head;
     return cache + table[position / kBlockTokens] * call_.cache_stride +
-           head * kBlockTokens * call_.head_size;
+           head * tile_size<Cache>(call_.head_size);
   }
 
   void pack_tile(const Tile& tile) {
@@ -164,6 +171,22 @@ class Worker {
       const int64_t words = int64_t{kBlockTokens / Pack::kPerWord} * call_.head_size;
       Pack::pack_keys(block(first, 0), call_.head_size, keys_ + i * kBlockTokens, ahead_);
       Pack::pack_values(block(first, 1), call_.head_size, valid, values_ + i * words, ahead_);
+      if constexpr (kHasScales) copy_scales(first, valid, i * kBlockTokens);
+    }
+  }
+
+  void copy_scales(int position, Range valid, int at) {
+    const Vec keys = load(tile_scales(block(position, 0), call_.head_size));
+    const Vec values = load(tile_scales(block(position, 1), call_.head_size));
+    store(keys * fill(Pack::kKeyFactor), key_scales_ + at);
+    store(select(valid, values, fill(0.0f)), value_scales_ + at);
+  }
+
+  auto scales() const {
+    if constexpr (kHasScales) {
+      return TokenScales{key_scales_, value_scales_};
+    } else {
+      return NoScales{};
     }
   }
 
@@ -190,7 +213,7 @@ class Worker {
       const Range visible = shifted(call_.visible(position(row + i)), tile.base);
       factors[i] =
           soften<Element>(dots_ + i * kTileTokens, tile.blocks, visible, {call_.scale, call_.soft_cap},
-                          state(states_, row + i), probabilities_ + i * kTileDepth);
+                          scales(), state(states_, row + i), probabilities_ + i * kTileDepth);
     }
     const int depth = tile.blocks * kBlockTokens / Pack::kPerWord;
     const Product<Word> weighting{{probabilities_, kTileDepth},
@@ -210,27 +233,32 @@ class Worker {
   Word* values_;         // [kTileTokens][head_size]
   float* dots_;          // [kMaxRows][kTileTokens]
   Word* probabilities_;  // [kMaxRows][kTileTokens]
+  float* key_scales_;    // [kTileTokens], of an 8-bit cache
+  float* value_scales_;
   float* states_;        // of the partition at hand
   float* totals_;
   Lookahead ahead_;
 };
 
-template <class Element>
+template <class Element, class Cache>
 void attend(const AttentionCall& call, const WorkItem& item, float* scratch) {
-  Worker<Element>(call, item, scratch).attend();
+  Worker<Element, Cache>(call, item, scratch).attend();
 }
 
-template <class Element>
+template <class Element, class Cache>
 void merge(const AttentionCall& call, const WorkItem& item, float* scratch) {
-  Worker<Element>(call, item, scratch).merge();
+  Worker<Element, Cache>(call, item, scratch).merge();
 }
 
-template <class Element>
-constexpr AttentionKernels kKernels{Worker<Element>::scratch_size, attend<Element>, merge<Element>};
+template <class Element, class Cache = Element>
+constexpr AttentionKernels kKernels{Worker<Element, Cache>::scratch_size, attend<Element, Cache>,
+                                    merge<Element, Cache>};
 
 }  // namespace
 
 const AttentionKernels attention_bf16 = kKernels<bfloat16>;
 const AttentionKernels attention_f32 = kKernels<float>;
+const AttentionKernels attention_int8_bf16 = kKernels<bfloat16, int8_t>;
+const AttentionKernels attention_int8_f32 = kKernels<float, int8_t>;
 
 }  // namespace pagetide::PAGETIDE_ISA

@@ -59,6 +59,8 @@ void run(const AttentionCall& call, const AttentionKernels& kernels) {
 
 const PerIsa<AttentionKernels> kBf16 = PAGETIDE_PER_ISA(attention_bf16);
 const PerIsa<AttentionKernels> kF32 = PAGETIDE_PER_ISA(attention_f32);
+const PerIsa<AttentionKernels> kInt8Bf16 = PAGETIDE_PER_ISA(attention_int8_bf16);
+const PerIsa<AttentionKernels> kInt8F32 = PAGETIDE_PER_ISA(attention_int8_f32);
 
 const char* paged_attention(const AttentionCall& call, const PerIsa<AttentionKernels>& kernels) {
   if (const char* problem = call_problem(call)) return problem;
@@ -87,3 +89,5 @@ const char* paged_attention(const AttentionCall& call, const PerIsa<AttentionKer
 
 PAGETIDE_PAGED_ATTENTION(paged_attention_bf16, kBf16)
 PAGETIDE_PAGED_ATTENTION(paged_attention_f32, kF32)
+PAGETIDE_PAGED_ATTENTION(paged_attention_int8_bf16, kInt8Bf16)
+PAGETIDE_PAGED_ATTENTION(paged_attention_int8_f32, kInt8F32)

@@ -6,7 +6,8 @@
 
 namespace pagetide {
 
-// The arguments of signatures.PAGED_ATTENTION, in its order. Strides are in elements.
+// The arguments of signatures.PAGED_ATTENTION, in its order. Strides are in elements, that of an 8-bit cache
+// in bytes.
 struct AttentionCall {
   void* out;
   const void* query;
@@ -60,10 +61,12 @@ struct AttentionKernels {
   void (*merge)(const AttentionCall&, const WorkItem&, float* scratch);
 };
 
-#define PAGETIDE_DECLARE_KERNELS(isa)           \
-  namespace isa {                               \
-  extern const AttentionKernels attention_bf16; \
-  extern const AttentionKernels attention_f32;  \
+#define PAGETIDE_DECLARE_KERNELS(isa)                \
+  namespace isa {                                    \
+  extern const AttentionKernels attention_bf16;      \
+  extern const AttentionKernels attention_f32;       \
+  extern const AttentionKernels attention_int8_bf16; \
+  extern const AttentionKernels attention_int8_f32;  \
   }
 
 PAGETIDE_DECLARE_KERNELS(plain)

@@ -36,12 +36,15 @@ struct Kernels {
   PerIsa<LinearKernels> linear;
   PerIsa<QuantisedKernels> quantised;
   PerIsa<AttentionKernels> attention;
+  PerIsa<AttentionKernels> int8_attention;
 };
 
 const Kernels kBf16{2, PAGETIDE_PER_ISA(decoder_bf16), PAGETIDE_PER_ISA(linear_bf16),
-                    PAGETIDE_PER_ISA(quantised_bf16), PAGETIDE_PER_ISA(attention_bf16)};
+                    PAGETIDE_PER_ISA(quantised_bf16), PAGETIDE_PER_ISA(attention_bf16),
+                    PAGETIDE_PER_ISA(attention_int8_bf16)};
 const Kernels kF32{4, PAGETIDE_PER_ISA(decoder_f32), PAGETIDE_PER_ISA(linear_f32),
-                   PAGETIDE_PER_ISA(quantised_f32), PAGETIDE_PER_ISA(attention_f32)};
+                   PAGETIDE_PER_ISA(quantised_f32), PAGETIDE_PER_ISA(attention_f32),
+                   PAGETIDE_PER_ISA(attention_int8_f32)};
 
 struct Decoder {
   DecoderShape shape;
@@ -69,7 +72,7 @@ class Run {
         row_kernels_(kernels.rows.current()),
         linear_(kernels.linear.current()),
         quantised_(kernels.quantised.current()),
-        attention_(kernels.attention.current()),
+        attention_((step.has_int8_caches ? kernels.int8_attention : kernels.attention).current()),
         num_threads_(std::max(step.num_threads, 1)) {
     reserve_rows(kernels.element_size);
     for (const DecoderLayer& layer : decoder.layers) plan(layer);
@@ -164,7 +167,8 @@ class Run {
     barrier_.wait();
     const RotaryCall rotary{shape_,          step_,   layer.qk_norm, step_.rotations[layer.rope],
                             rows_.qkv.get(), kv_cache};
-    row_kernels_.rotate_and_store(rotary, tokens_of(thread));
+    const auto rotate = step_.has_int8_caches ? row_kernels_.rotate_and_store_int8 : row_kernels_.rotate_and_store;
+    rotate(rotary, tokens_of(thread));
     barrier_.wait();
     look_up(thread, layer, kv_cache);
     multiply(member, layer.out, rows_.attended.get(), shape_.query_size(), rows_.added.get());

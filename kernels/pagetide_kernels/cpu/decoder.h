@@ -16,7 +16,7 @@ struct DecoderLinear {
   const void* bias;  // null: none
   int32_t out_features;
   int32_t in_features;
-  CodedWeights codes;
+  CodedWeights codes = {};
 };
 
 // An RMSNorm. A null weight: the identity.
@@ -64,7 +64,7 @@ struct DecoderRotation {
   int32_t rotary_dim;
 };
 
-// One step: T tokens of B sequences. Strides are in elements.
+// One step: T tokens of B sequences. Strides are in elements, that of 8-bit caches in bytes.
 struct DecoderStep {
   void* hidden;  // [T][hidden_size], updated in place
   const DecoderRotation* rotations;
@@ -80,6 +80,7 @@ struct DecoderStep {
   int32_t table_width;
   int32_t num_blocks;
   int32_t num_threads;
+  int32_t has_int8_caches = 0;
 };
 
 // `hidden += out_norm(added)`, then `normed = in_norm(hidden)`, on rows of hidden_size.
@@ -112,6 +113,7 @@ struct ActivationCall {
 struct DecoderKernels {
   void (*add_and_norm)(const ResidualCall&, Range tokens);
   void (*rotate_and_store)(const RotaryCall&, Range tokens);
+  void (*rotate_and_store_int8)(const RotaryCall&, Range tokens);
   void (*activate)(const ActivationCall&, Range tokens, Range elements);
 };
 

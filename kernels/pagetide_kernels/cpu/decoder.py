@@ -74,6 +74,7 @@ class Step(ctypes.Structure):
             (name, _INT)
             for name in ("num_tokens", "num_sequences", "table_width", "num_blocks", "num_threads")
         ),
+        ("has_int8_caches", _INT),
     )
 
 

@@ -8,7 +8,7 @@
 #include <cstring>
 
 #include "decoder.h"
-#include "vector.h"
+#include "kv_codes.h"
 
 namespace pagetide::PAGETIDE_ISA {
 namespace {
@@ -72,8 +72,8 @@ void add_and_norm(const ResidualCall& call, Range tokens) {
   }
 }
 
-// One token's heads. The cache holds them as [K|V][kv_head][kBlockTokens][head_size].
-template <class Element>
+// One token's heads. The cache holds them as [K|V][kv_head][tile], see kv_codes.h.
+template <class Element, class Cache>
 class Rotator {
  public:
   Rotator(const RotaryCall& call, int64_t token)
@@ -88,21 +88,21 @@ class Rotator {
     for (int head = 0; head < shape.num_heads; ++head) turn(head, at(head));
     if (slot_ < 0) return;
     for (int head = 0; head < shape.num_kv_heads; ++head) {
-      turn(shape.num_heads + head, stored(0, head));
-      std::memcpy(stored(1, head), at(shape.num_rotated() + head),
-                  sizeof(Element) * static_cast<size_t>(shape.head_size));
+      Element key[kMaxHeadSize];
+      turn(shape.num_heads + head, key);
+      keep(key, 0, head);
+      keep(at(shape.num_rotated() + head), 1, head);
     }
   }
 
  private:
   Element* at(int head) const { return heads_ + int64_t{head} * call_.shape.head_size; }
 
-  Element* stored(int key_or_value, int kv_head) const {
+  void keep(const Element* row, int key_or_value, int kv_head) const {
     const DecoderShape& shape = call_.shape;
-    const int64_t plane = int64_t{key_or_value} * shape.num_kv_heads + kv_head;
-    const int64_t row = plane * kBlockTokens + slot_ % kBlockTokens;
-    return row_of<Element>(call_.kv_cache, slot_ / kBlockTokens, call_.step.cache_stride) +
-           row * shape.head_size;
+    const int64_t tile = int64_t{key_or_value} * shape.num_kv_heads + kv_head;
+    Cache* block = row_of<Cache>(call_.kv_cache, slot_ / kBlockTokens, call_.step.cache_stride);
+    store_row(row, shape.head_size, block + tile * tile_size<Cache>(shape.head_size), slot_ % kBlockTokens);
   }
 
   void turn(int head, Element* out) const {
@@ -138,9 +138,9 @@ class Rotator {
   int64_t slot_;
 };
 
-template <class Element>
+template <class Element, class Cache>
 void rotate_and_store(const RotaryCall& call, Range tokens) {
-  for (int token = tokens.begin; token < tokens.end; ++token) Rotator<Element>(call, token).run();
+  for (int token = tokens.begin; token < tokens.end; ++token) Rotator<Element, Cache>(call, token).run();
 }
 
 PAGETIDE_INLINE Vec silu(Vec x) { return x / (fill(1.0f) + exp2(x * fill(-kLog2E))); }
@@ -186,7 +186,8 @@ void activate(const ActivationCall& call, Range tokens, Range elements) {
 }
 
 template <class Element>
-constexpr DecoderKernels kKernels{add_and_norm<Element>, rotate_and_store<Element>, activate<Element>};
+constexpr DecoderKernels kKernels{add_and_norm<Element>, rotate_and_store<Element, Element>,
+                                  rotate_and_store<Element, int8_t>, activate<Element>};
 
 }  // namespace
 

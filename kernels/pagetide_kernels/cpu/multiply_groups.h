@@ -10,28 +10,35 @@
 
 namespace pagetide::PAGETIDE_ISA {
 
-// What of a column's groups is at hand.
 template <class Word>
 struct GroupProduct {
-  Matrix<const Word> a;          // rows x depth
-  Matrix<const float> a_sums;    // rows x groups, where there are minimums
-  const uint16_t* scales;        // [columns][groups][scales and minimums][16]
-  int64_t scale_column_stride;
-  Matrix<float> c;               // rows x columns * kLanes
+  Matrix<const Word> a;        // rows x depth
+  Matrix<const float> a_sums;  // rows x groups, where there are minimums
+  Matrix<float> c;             // rows x columns * kLanes
   int num_groups;
 };
 
-// Words that were unpacked before, [columns][groups][depth of a group][16]: worth it for many rows.
-template <class Word, int kDepth>
+// A few groups of a tile, unpacked before.
+template <class Format, class Word>
 struct UnpackedGroups {
+  using Words = Expansion<Format, Word>;
+  static constexpr int kGroups = 4;
+  static constexpr int kDepth = Words::kDepth;
   static constexpr int kLoads = kDepth;
   static constexpr int kWordsPerLoad = 1;
 
-  const Word* words;
-  int64_t column_stride;
+  alignas(64) Word words[kMaxColumns][kGroups][kDepth * kLanes];
+  alignas(64) float scales[kMaxColumns][kGroups][Format::kScales];
 
-  PAGETIDE_INLINE auto load(int column, int group, int i) const {
-    return load_words(words + column * column_stride + (group * kDepth + i) * kLanes);
+  void unpack(const uint8_t* codes, const uint16_t* halves, int column, int group) {
+    Words::unpack(codes, words[column][group]);
+    float* to = scales[column][group];
+    store(load_float16(halves) * fill(Words::kFactor), to);
+    if constexpr (Format::kHasMinimums) store(load_float16(halves + kLanes), to + kLanes);
+  }
+
+  PAGETIDE_INLINE auto read(int column, int group, int i) const {
+    return load_words(words[column][group] + i * kLanes);
   }
 
   template <class Loaded>
@@ -39,6 +46,8 @@ struct UnpackedGroups {
     return loaded;
   }
 
+  PAGETIDE_INLINE Vec scale(int column, int group) const { return load(scales[column][group]); }
+  PAGETIDE_INLINE Vec minimum(int column, int group) const { return load(scales[column][group] + kLanes); }
 };
 
 template <class Format>
@@ -46,29 +55,36 @@ struct StreamedGroups;
 
 #if defined(__AVX512BF16__)
 
-// Codes as they lie in memory: for few rows, which memory holds up. What comes `ahead` bytes later is asked
-// for on the way.
+// Codes as they lie in memory. What comes `ahead` bytes later is asked for on the way.
 template <class Format>
 struct StreamedGroups {
   static constexpr int kLoads = Format::kLoads;
   static constexpr int kWordsPerLoad = Format::kInputs / 2;
 
-  const uint8_t* codes;
-  int64_t column_stride;
+  const uint8_t* codes;    // [columns][groups][Format::kBytes]
+  const uint16_t* halves;  // [columns][groups][Format::kScales]
+  int num_groups;
   int64_t ahead;
   PairExpander<Format> expander{};
 
-  PAGETIDE_INLINE const uint8_t* at(int column, int group, int i) const {
-    return codes + column * column_stride + group * Format::kBytes + i * kLoadBytes;
-  }
+  PAGETIDE_INLINE int64_t place(int column, int group) const { return int64_t{column} * num_groups + group; }
 
-  PAGETIDE_INLINE __m512i load(int column, int group, int i) const {
-    const uint8_t* from = at(column, group, i);
+  PAGETIDE_INLINE __m512i read(int column, int group, int i) const {
+    const uint8_t* from = codes + place(column, group) * Format::kBytes + i * kLoadBytes;
     __builtin_prefetch(from + ahead, 0, 2);
     return kept(_mm512_loadu_si512(from));
   }
 
   PAGETIDE_INLINE PairVec word(__m512i loaded, int j) const { return expander.pair(loaded, j); }
+
+  PAGETIDE_INLINE Vec scale(int column, int group) const {
+    const Vec halves_there = load_float16(halves + place(column, group) * Format::kScales);
+    return halves_there * fill(PairExpander<Format>::kFactor);
+  }
+
+  PAGETIDE_INLINE Vec minimum(int column, int group) const {
+    return load_float16(halves + place(column, group) * Format::kScales + kLanes);
+  }
 };
 
 #endif
@@ -86,8 +102,8 @@ void multiply_groups_block(const Groups& groups, const GroupProduct<Word>& p) {
       PAGETIDE_UNROLL for (int c = 0; c < kColumns; ++c) sums[r][c] = fill(0.0f);
     }
     for (int i = 0; i < Groups::kLoads; ++i) {
-      decltype(groups.load(0, 0, 0)) loaded[kColumns];
-      PAGETIDE_UNROLL for (int c = 0; c < kColumns; ++c) loaded[c] = groups.load(c, group, i);
+      decltype(groups.read(0, 0, 0)) loaded[kColumns];
+      PAGETIDE_UNROLL for (int c = 0; c < kColumns; ++c) loaded[c] = groups.read(c, group, i);
       PAGETIDE_UNROLL for (int j = 0; j < Groups::kWordsPerLoad; ++j) {
         decltype(load_words(p.a.data)) b[kColumns];
         PAGETIDE_UNROLL for (int c = 0; c < kColumns; ++c) b[c] = groups.word(loaded[c], j);
@@ -99,12 +115,11 @@ void multiply_groups_block(const Groups& groups, const GroupProduct<Word>& p) {
       }
     }
     PAGETIDE_UNROLL for (int c = 0; c < kColumns; ++c) {
-      const uint16_t* at = p.scales + c * p.scale_column_stride + int64_t{group} * Format::kScales;
-      const Vec scale = kept(load_float16(at) * fill(Expansion<Format, Word>::kFactor));
+      const Vec scale = kept(groups.scale(c, group));
       PAGETIDE_UNROLL for (int r = 0; r < kRows; ++r) totals[r][c] =
           multiply_add(scale, sums[r][c], totals[r][c]);
       if constexpr (Format::kHasMinimums) {
-        const Vec minimum = kept(load_float16(at + kLanes));
+        const Vec minimum = kept(groups.minimum(c, group));
         PAGETIDE_UNROLL for (int r = 0; r < kRows; ++r) totals[r][c] =
             multiply_add(minimum, fill(p.a_sums.row(r)[group]), totals[r][c]);
       }

@@ -5,23 +5,25 @@
 
 #include <cstring>
 
+#include "codes.h"
 #include "lookahead.h"
-#include "words.h"
 
 namespace pagetide::PAGETIDE_ISA {
 
-// Every element is widened to a float.
+// Every element, and every code of an 8-bit cache (kv_codes.h), is widened to a float.
 template <class Element>
 struct Operands {
   using Word = float;
   static constexpr int kPerWord = 1;
+  static constexpr float kKeyFactor = 1.0f;  // of codes of keys, to what their words stand for
 
   static void pack_query(const Element* row, int head_size, Word* out) {
     for (int d = 0; d < head_size; d += kLanes) store(load(row + d), out + d);
   }
 
   // [16][head_size] -> sixteen columns of [head_size][kTileTokens]
-  static void pack_keys(const Element* block, int head_size, Word* out, Lookahead& ahead) {
+  template <class Cache>
+  static void pack_keys(const Cache* block, int head_size, Word* out, Lookahead& ahead) {
     for (int d = 0; d < head_size; d += kLanes) {
       Vec rows[kLanes];
       for (int t = 0; t < kLanes; ++t) rows[t] = load(block + t * head_size + d);
@@ -32,10 +34,11 @@ struct Operands {
   }
 
   // [16][head_size] as it is, with zeros for the tokens outside `valid`, whatever stands there.
-  static void pack_values(const Element* block, int head_size, Range valid, Word* out, Lookahead& ahead) {
+  template <class Cache>
+  static void pack_values(const Cache* block, int head_size, Range valid, Word* out, Lookahead& ahead) {
     for (int t = 0; t < kBlockTokens; ++t) {
       const bool present = t >= valid.begin && t < valid.end;
-      const Element* row = block + t * head_size;
+      const Cache* row = block + t * head_size;
       for (int d = 0; d < head_size; d += kLanes) {
         store(present ? load(row + d) : fill(0.0f), out + t * head_size + d);
       }
@@ -51,7 +54,9 @@ struct Operands {
 template <>
 struct Operands<bfloat16> {
   using Word = BfloatPair;
+  using Codes = PairExpander<CodeFormat<8, false>>;
   static constexpr int kPerWord = 2;
+  static constexpr float kKeyFactor = Codes::kFactor;
 
   static void pack_query(const bfloat16* row, int head_size, Word* out) {
     std::memcpy(out, row, sizeof(bfloat16) * static_cast<size_t>(head_size));
@@ -73,6 +78,27 @@ struct Operands<bfloat16> {
     }
   }
 
+  static void pack_keys(const int8_t* block, int head_size, Word* out, Lookahead& ahead) {
+    const Codes expander;
+    const int loads = head_size / 4;  // of four neighbouring codes a token
+    for (int w = 0; w < loads; w += kLanes) {
+      const int count = loads - w < kLanes ? loads - w : kLanes;
+      const auto present = static_cast<__mmask16>((1u << count) - 1);
+      Vec rows[kLanes];
+      for (int t = 0; t < kLanes; ++t) {
+        rows[t] = {_mm512_maskz_loadu_ps(present, block + t * head_size + 4 * w)};
+      }
+      ahead.fetch(kLanes / 2);
+      transpose(rows);
+      for (int i = 0; i < count; ++i) {
+        const __m512i codes = _mm512_castps_si512(rows[i].lanes);
+        Word* pairs = out + 2 * (w + i) * kTileTokens;
+        _mm512_storeu_si512(pairs, expander.pair(codes, 0).lanes);
+        _mm512_storeu_si512(pairs + kTileTokens, expander.pair(codes, 1).lanes);
+      }
+    }
+  }
+
   // [16][head_size] -> [8][head_size] of pairs, with zeros for the tokens outside `valid`.
   static void pack_values(const bfloat16* block, int head_size, Range valid, Word* out, Lookahead& ahead) {
     for (int t = 0; t < kBlockTokens; t += 2) {
@@ -88,7 +114,28 @@ struct Operands<bfloat16> {
     }
   }
 
+  static void pack_values(const int8_t* block, int head_size, Range valid, Word* out, Lookahead& ahead) {
+    for (int t = 0; t < kBlockTokens; t += 2) {
+      const bool first = t >= valid.begin && t < valid.end;
+      const bool second = t + 1 >= valid.begin && t + 1 < valid.end;
+      const int8_t* row = block + t * head_size;
+      for (int d = 0; d < head_size; d += kLanes) {
+        const Vec low = first ? load(row + d) : fill(0.0f);
+        const Vec high = second ? load(row + head_size + d) : fill(0.0f);
+        _mm512_storeu_si512(out + t / 2 * head_size + d, paired(low, high));
+      }
+      ahead.fetch(head_size / (2 * kLanes));
+    }
+  }
+
   static PAGETIDE_INLINE void store_probabilities(Vec p, Word* out) { store(p, &out->first); }
+
+ private:
+  // Of whole numbers that bf16 can hold.
+  static PAGETIDE_INLINE __m512i paired(Vec low, Vec high) {
+    return _mm512_or_si512(_mm512_srli_epi32(_mm512_castps_si512(low.lanes), 16),
+                           _mm512_castps_si512(high.lanes));
+  }
 };
 
 #endif

@@ -13,7 +13,7 @@ from torch import Tensor
 from pagetide_kernels import checks, cpu
 from pagetide_kernels import signatures as table
 from pagetide_kernels.backend import Tensors
-from pagetide_kernels.binding import Number
+from pagetide_kernels.binding import Number, Signature
 from pagetide_kernels.cpu import plain, plain_sampling
 
 
@@ -24,15 +24,15 @@ class CpuOps:
         self, tensors: Tensors, scalars: Sequence[Number], max_query_len: int | None = None
     ) -> None:
         """In C++. Lengths are read where they are."""
-        cpu.call(table.PAGED_ATTENTION, tensors, scalars)
+        cpu.call(_for_cache(table.PAGED_ATTENTION, tensors[2]), tensors, scalars)
 
     def write_kv(self, tensors: Tensors, scalars: Sequence[Number]) -> None:
         """In C++."""
-        cpu.call(table.WRITE_KV, tensors, scalars)
+        cpu.call(_for_cache(table.WRITE_KV, tensors[0]), tensors, scalars)
 
     def split_qkv(self, tensors: Tensors, scalars: Sequence[Number]) -> None:
         """In plain torch, the write to the cache in C++."""
-        table.SPLIT_QKV.bind(tensors, scalars)
+        _for_cache(table.SPLIT_QKV, tensors[1]).bind(tensors, scalars)
         query, kv_cache, qkv, cos, sin, slots = map(_given, tensors[:6])
         epsilon, *scales = scalars
         checks.slots("split_qkv", kv_cache, slots)
@@ -83,6 +83,11 @@ class CpuOps:
     def sample(self, tensors: Tensors) -> None:
         table.SAMPLE.bind(tensors)
         plain_sampling.sample(*map(_given, tensors))
+
+
+def _for_cache(signature: Signature, kv_cache: Tensor | None) -> Signature:
+    is_int8 = isinstance(kv_cache, Tensor) and kv_cache.dtype == torch.int8
+    return table.INT8_CACHE[signature.name] if is_int8 else signature
 
 
 _ops = CpuOps()

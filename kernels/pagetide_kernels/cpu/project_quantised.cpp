@@ -1,7 +1,8 @@
 // Computes some outputs of a linear layer whose weights are codes (codes.h). Compiled once for each instruction
 // set.
 //
-// For few rows the codes are expanded on their way into the product, for many once into the L1 cache.
+// Codes are expanded on their way into the product: those of 4 bits take a shift and a look-up. Those of 8 bits
+// take more, and are unpacked into the L1 cache where many rows share them.
 
 #include <type_traits>
 
@@ -14,9 +15,8 @@ namespace {
 // Sums of as many registers as there are, and as many again for the groups'.
 constexpr int kGroupRows = kMaxColumns > 1 ? 3 : 2;
 
-// A chunk of a tile's words, unpacked, is 16 KiB; the tile's sums wait beside it.
+// The sums of a tile wait while its weights are unpacked, a few groups at a time.
 constexpr int kTileRows = 96;
-constexpr int kChunkGroups = 4;
 
 // Up to so many bytes, the next tile is asked for while this one is read; columns longer than a quarter of it
 // the hardware sees coming.
@@ -27,8 +27,8 @@ int ceil_divided(int a, int b) { return (a + b - 1) / b; }
 template <class Element, class Format>
 class QuantisedProjection {
   using Word = std::conditional_t<std::is_same_v<Element, float>, float, BfloatPair>;
-  using Words = Expansion<Format, Word>;
-  static constexpr int kDepth = Words::kDepth;
+  using Unpacked = UnpackedGroups<Format, Word>;
+  static constexpr int kDepth = Unpacked::kDepth;
 #if defined(__AVX512BF16__)
   static constexpr bool kStreams = std::is_same_v<Word, BfloatPair>;
 #else
@@ -63,48 +63,53 @@ class QuantisedProjection {
            int64_t{group} * Format::kBytes;
   }
 
+  const uint16_t* scales(int column, int group) const {
+    return call_.codes.scales + (int64_t{column} * num_groups_ + group) * Format::kScales;
+  }
+
   // What some groups add to the sums of the tokens from `token` on.
-  GroupProduct<Word> product(int token, float* sums, Range columns, Range groups) const {
+  GroupProduct<Word> product(int token, float* sums, Range groups) const {
     const auto* input = static_cast<const Element*>(call_.input) + token * call_.input_stride;
     const int per_word = kGroupInputs / kDepth;
     const float* input_sums = call_.codes.input_sums;
     if (input_sums != nullptr) input_sums += int64_t{token} * num_groups_ + groups.begin;
-    const int64_t scale_stride = int64_t{num_groups_} * Format::kScales;
     return {{reinterpret_cast<const Word*>(input) + int64_t{groups.begin} * kDepth,
              call_.input_stride / per_word},
             {input_sums, num_groups_},
-            call_.codes.scales + columns.begin * scale_stride + int64_t{groups.begin} * Format::kScales,
-            scale_stride,
             {sums, kMaxColumns * kLanes},
             groups.end - groups.begin};
   }
 
   void run_tile(Range tokens, Range columns) {
     std::memset(sums_, 0, sizeof sums_[0] * static_cast<size_t>(tokens.end - tokens.begin));
-    if constexpr (kStreams) {
-      if (tokens.end - tokens.begin <= kGroupRows) {
-        const StreamedGroups<Format> groups{codes(columns.begin, 0), column_bytes(), ahead_};
-        multiply(tokens, columns, {0, num_groups_}, groups);
-        return write(tokens, columns);
+    if (kStreams && (Format::kBits == 4 || tokens.end - tokens.begin <= kGroupRows)) {
+      stream(tokens, columns);
+    } else {
+      for (int group = 0; group < num_groups_; group += Unpacked::kGroups) {
+        const Range chunk = first(Unpacked::kGroups, {group, num_groups_});
+        unpack(columns, chunk);
+        multiply(tokens, columns, chunk, unpacked_);
       }
-    }
-    for (int group = 0; group < num_groups_; group += kChunkGroups) {
-      run_chunk(tokens, columns, first(kChunkGroups, {group, num_groups_}));
     }
     write(tokens, columns);
   }
 
-  void run_chunk(Range tokens, Range columns, Range groups) {
-    constexpr int64_t kStride = int64_t{kChunkGroups} * kDepth * kLanes;
+  void stream(Range tokens, Range columns) {
+    if constexpr (kStreams) {
+      const StreamedGroups<Format> groups{codes(columns.begin, 0), scales(columns.begin, 0), num_groups_,
+                                          ahead_};
+      multiply(tokens, columns, {0, num_groups_}, groups);
+    }
+  }
+
+  void unpack(Range columns, Range groups) {
     for (int column = columns.begin; column < columns.end; ++column) {
       for (int group = groups.begin; group < groups.end; ++group) {
-        const int64_t at = (column - columns.begin) * kStride + (group - groups.begin) * kDepth * kLanes;
         const uint8_t* from = codes(column, group);
         for (int i = 0; i < Format::kBytes; i += kLoadBytes) __builtin_prefetch(from + ahead_ + i, 0, 2);
-        Words::unpack(from, words_ + at);
+        unpacked_.unpack(from, scales(column, group), column - columns.begin, group - groups.begin);
       }
     }
-    multiply(tokens, columns, groups, UnpackedGroups<Word, kDepth>{words_, kStride});
   }
 
   // As even sets of tokens as can be.
@@ -113,9 +118,8 @@ class QuantisedProjection {
     int token = tokens.begin;
     for (int sets = ceil_divided(tokens.end - token, kGroupRows); sets > 0; --sets) {
       const int rows = ceil_divided(tokens.end - token, sets);
-      multiply_groups<kGroupRows, kMaxColumns, Format>(
-          rows, columns.end - columns.begin, groups,
-          product(token, sums_[token - tokens.begin], columns, range));
+      multiply_groups<kGroupRows, kMaxColumns, Format>(rows, columns.end - columns.begin, groups,
+                                                       product(token, sums_[token - tokens.begin], range));
       token += rows;
     }
   }
@@ -145,7 +149,7 @@ class QuantisedProjection {
   const LinearCall& call_;
   int num_groups_;
   int64_t ahead_ = 0;
-  alignas(64) Word words_[kMaxColumns * kChunkGroups * kDepth * kLanes];
+  Unpacked unpacked_;
   alignas(64) float sums_[kTileRows][kMaxColumns * kLanes];
 };
 

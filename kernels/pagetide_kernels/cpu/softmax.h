@@ -63,15 +63,30 @@ PAGETIDE_INLINE Range within_block(Range range, int block) {
   return {clip(range.begin), clip(range.end)};
 }
 
+// A tile's keys and values are what they are.
+struct NoScales {
+  PAGETIDE_INLINE Vec scaled_dots(Vec dots, int) const { return dots; }
+  PAGETIDE_INLINE Vec scaled_probabilities(Vec p, int) const { return p; }
+};
+
+// Each token of a tile has a factor for its key and one for its value; those of no token are 0 for values.
+struct TokenScales {
+  const float* keys;
+  const float* values;
+
+  PAGETIDE_INLINE Vec scaled_dots(Vec dots, int i) const { return dots * load(keys + i * kLanes); }
+  PAGETIDE_INLINE Vec scaled_probabilities(Vec p, int i) const { return p * load(values + i * kLanes); }
+};
+
 // Turns a row's dot products with a tile into probabilities relative to the row's new maximum.
 // Tokens outside `visible` get none. Returns the factor by which what the row has seen so far shrinks.
-template <class Element>
-float soften(const float* dots, int blocks, Range visible, ScoreScale scale, RowState state,
-             typename Operands<Element>::Word* probabilities) {
+template <class Element, class Scales>
+float soften(const float* dots, int blocks, Range visible, ScoreScale scale, const Scales& scales,
+             RowState state, typename Operands<Element>::Word* probabilities) {
   Vec scores[kTileTokens / kLanes];
   Vec highest = fill(state.max());
   for (int i = 0; i < blocks; ++i) {
-    const Vec score = scale.apply(load(dots + i * kLanes));
+    const Vec score = scale.apply(scales.scaled_dots(load(dots + i * kLanes), i));
     scores[i] = select(within_block(visible, i), score, fill(kLowest));
     highest = max(highest, scores[i]);
   }
@@ -80,7 +95,7 @@ float soften(const float* dots, int blocks, Range visible, ScoreScale scale, Row
   for (int i = 0; i < blocks; ++i) {
     const Vec p = select(within_block(visible, i), exp2(scores[i] - fill(new_max)), fill(0.0f));
     sums = sums + p;
-    Operands<Element>::store_probabilities(p, probabilities + i * kLanes / Operands<Element>::kPerWord);
+    Operands<Element>::store_probabilities(scales.scaled_probabilities(p, i), probabilities + i * kLanes / Operands<Element>::kPerWord);
   }
   const float factor = exp2(state.max() - new_max);
   state.sum() = state.sum() * factor + reduce_sum(sums);

@@ -30,6 +30,12 @@ PAGETIDE_INLINE __m256 widen(const bfloat16* in) {
 
 PAGETIDE_INLINE Vec load(const bfloat16* in) { return {widen(in), widen(in + 8)}; }
 
+PAGETIDE_INLINE __m256 widen(const int8_t* in) {
+  return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(in))));
+}
+
+PAGETIDE_INLINE Vec load(const int8_t* in) { return {widen(in), widen(in + 8)}; }
+
 // The first (0) or second (1) bf16 of each of sixteen pairs.
 template <int kHalf>
 PAGETIDE_INLINE __m256 widen_half(const void* pairs) {

@@ -38,6 +38,11 @@ PAGETIDE_INLINE Vec load(const bfloat16* in) {
   return {_mm512_castsi512_ps(_mm512_slli_epi32(load_zero_extended(in), 16))};
 }
 
+PAGETIDE_INLINE Vec load(const int8_t* in) {
+  const __m128i codes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(in));
+  return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(codes))};
+}
+
 PAGETIDE_INLINE void store(Vec v, float* out) { _mm512_storeu_ps(out, v.lanes); }
 
 PAGETIDE_INLINE void store(Vec v, bfloat16* out) {

@@ -50,6 +50,10 @@ PAGETIDE_INLINE Vec load(const bfloat16* in) {
   return Vec::each([=](int i) { return float_of(uint32_t{in[i].bits} << 16); });
 }
 
+PAGETIDE_INLINE Vec load(const int8_t* in) {
+  return Vec::each([=](int i) { return static_cast<float>(in[i]); });
+}
+
 // The first (0) or second (1) bf16 of each of sixteen pairs.
 template <int kHalf>
 PAGETIDE_INLINE Vec load_halves(const void* pairs) {

@@ -4,6 +4,7 @@
 
 #include "elements.h"
 #include "error.h"
+#include "kv_codes.h"
 #include "kv_scales.h"
 
 namespace pagetide {
@@ -13,9 +14,9 @@ namespace {
 constexpr int64_t kSerialBytes = 1 << 18;
 
 // The arguments of signatures.WRITE_KV, in its order. Strides are in elements.
-template <class Element>
+template <class Element, class Cache>
 struct KvWrite {
-  Element* cache;
+  Cache* cache;
   const Element* key;
   const Element* value;
   const int64_t* slots;
@@ -43,13 +44,15 @@ struct KvWrite {
   void write(int token) const {
     const int64_t slot = slots[token];
     if (slot < 0) return;
-    const size_t bytes = sizeof(Element) * static_cast<size_t>(head_size);
-    const int64_t plane = int64_t{num_kv_heads} * kBlockTokens * head_size;
-    Element* keys = cache + slot / kBlockTokens * cache_stride + slot % kBlockTokens * head_size;
+    using namespace PAGETIDE_ISA;
+    Cache* block = cache + slot / kBlockTokens * cache_stride;
+    const int64_t size = tile_size<Cache>(head_size);
     for (int64_t head = 0; head < num_kv_heads; ++head) {
-      Element* out = keys + head * kBlockTokens * head_size;
-      std::memcpy(out, key + token * key_stride + head * head_size, bytes);
-      std::memcpy(out + plane, value + token * value_stride + head * head_size, bytes);
+      const auto write_row = [&](const Element* row, int64_t tile) {
+        store_row(row + head * head_size, head_size, block + tile * size, slot % kBlockTokens);
+      };
+      write_row(key + token * key_stride, head);
+      write_row(value + token * value_stride, num_kv_heads + head);
     }
   }
 
@@ -60,8 +63,8 @@ struct KvWrite {
   }
 };
 
-template <class Element>
-const char* write_kv(const KvWrite<Element>& call) {
+template <class Element, class Cache>
+const char* write_kv(const KvWrite<Element, Cache>& call) {
   if (const char* problem = call.problem()) return problem;
   call.write_all();
   return nullptr;
@@ -70,15 +73,18 @@ const char* write_kv(const KvWrite<Element>& call) {
 }  // namespace
 }  // namespace pagetide
 
-#define PAGETIDE_WRITE_KV(name, Element)                                                                   \
-  PAGETIDE_EXPORT const char* name(Element* cache, const Element* key, const Element* value,               \
+#define PAGETIDE_WRITE_KV(name, Element, Cache)                                                            \
+  PAGETIDE_EXPORT const char* name(Cache* cache, const Element* key, const Element* value,                 \
                                    const int64_t* slots, int64_t cache_stride, int64_t key_stride,         \
                                    int64_t value_stride, int num_tokens, int num_blocks, int num_kv_heads, \
                                    int head_size, float key_scale, float value_scale) {                    \
     if (const char* problem = pagetide::scale_problem("write_kv", key_scale, value_scale)) return problem; \
-    return pagetide::write_kv<Element>({cache, key, value, slots, cache_stride, key_stride, value_stride,  \
-                                        num_tokens, num_blocks, num_kv_heads, head_size});                 \
+    return pagetide::write_kv<Element, Cache>({cache, key, value, slots, cache_stride, key_stride,         \
+                                               value_stride, num_tokens, num_blocks, num_kv_heads,         \
+                                               head_size});                                                \
   }
 
-PAGETIDE_WRITE_KV(write_kv_bf16, pagetide::bfloat16)
-PAGETIDE_WRITE_KV(write_kv_f32, float)
+PAGETIDE_WRITE_KV(write_kv_bf16, pagetide::bfloat16, pagetide::bfloat16)
+PAGETIDE_WRITE_KV(write_kv_f32, float, float)
+PAGETIDE_WRITE_KV(write_kv_int8_bf16, pagetide::bfloat16, int8_t)
+PAGETIDE_WRITE_KV(write_kv_int8_f32, float, int8_t)

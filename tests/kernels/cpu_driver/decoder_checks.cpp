@@ -99,12 +99,17 @@ struct Prompt {
 template <class Element>
 class World {
  public:
-  World(const Model<Element>& model, const std::vector<Prompt<Element>>& prompts)
-      : model_(model), prompts_(prompts), lens_(prompts.size()), outputs_(prompts.size()) {
+  World(const Model<Element>& model, const std::vector<Prompt<Element>>& prompts, bool has_int8_caches)
+      : model_(model),
+        prompts_(prompts),
+        lens_(prompts.size()),
+        outputs_(prompts.size()),
+        has_int8_caches_(has_int8_caches) {
     const DecoderShape& shape = model.shape();
-    block_size_ = int64_t{2} * shape.num_kv_heads * kBlock * shape.head_size;
-    const size_t size = prompts.size() * kBlocksEach * static_cast<size_t>(block_size_);
-    for (int i = 0; i < shape.num_layers; ++i) caches_.emplace_back(size);
+    const int64_t scales = has_int8_caches ? int64_t{sizeof(float)} : 0;
+    block_size_ = int64_t{2} * shape.num_kv_heads * kBlock * (shape.head_size + scales);
+    const size_t bytes = static_cast<size_t>(block_size_) * (has_int8_caches ? 1 : sizeof(Element));
+    for (int i = 0; i < shape.num_layers; ++i) caches_.emplace_back(prompts.size() * kBlocksEach * bytes);
     std::vector<int32_t> ids(prompts.size() * kBlocksEach);
     for (size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<int32_t>(i);
     std::shuffle(ids.begin(), ids.end(), random_bits);
@@ -146,7 +151,8 @@ class World {
                            num_sequences,
                            kBlocksEach,
                            num_sequences * kBlocksEach,
-                           random_int(1, 3)};
+                           random_int(1, 3),
+                           has_int8_caches_};
     require(run(model_.handle(), &step));
     for (size_t i = 0; i < counts.size(); ++i) {
       const auto begin = hidden.begin() + int64_t{starts[i]} * model_.shape().hidden_size;
@@ -170,13 +176,14 @@ class World {
   const std::vector<Prompt<Element>>& prompts_;
   std::vector<int32_t> lens_;
   std::vector<std::vector<Element>> outputs_;
-  std::vector<std::vector<Element>> caches_;
+  std::vector<std::vector<char>> caches_;
   std::vector<int32_t> table_;
   int64_t block_size_;
+  bool has_int8_caches_;
 };
 
 template <class Element>
-int check(Run run) {
+int check(Run run, bool has_int8_caches) {
   const Model<Element> model;
   std::vector<Prompt<Element>> prompts(static_cast<size_t>(random_int(1, 4)));
   std::vector<int> lengths, firsts, rests;
@@ -187,7 +194,7 @@ int check(Run run) {
     firsts.push_back(random_int(0, prompt.length));
     rests.push_back(prompt.length - firsts.back());
   }
-  World<Element> whole(model, prompts), cut(model, prompts);
+  World<Element> whole(model, prompts, has_int8_caches), cut(model, prompts, has_int8_caches);
   whole.step(lengths, run);
   cut.step(firsts, run);
   cut.step(rests, run);
@@ -205,4 +212,7 @@ int check(Run run) {
 
 }  // namespace
 
-int check_decoder() { return check<bfloat16>(decoder_run_bf16) + check<float>(decoder_run_f32); }
+int check_decoder() {
+  const bool has_int8_caches = random_int(0, 1) == 1;
+  return check<bfloat16>(decoder_run_bf16, has_int8_caches) + check<float>(decoder_run_f32, has_int8_caches);
+}
