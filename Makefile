@@ -24,12 +24,13 @@ serve: setup
 test: setup-dev
 	@exec $(BIN)/python -m pytest $(ARGS)
 
-# The scheduler under thousands of seeded worlds; REPLAY=seed shows one of them step by step.
+# The scheduler under thousands of seeded worlds and both loops; REPLAY=seed shows one of them step by step.
 SEEDS ?= 10000
 SEED_START ?= 0
+LOOP ?= plain
 simulate: setup-dev
 	@PYTHONPATH=tests/pagetide exec $(BIN)/python -m simulation.run \
-	  $(if $(REPLAY),--replay $(REPLAY),--seeds $(SEEDS) --seed-start $(SEED_START))
+	  $(if $(REPLAY),--replay $(REPLAY) --loop $(LOOP),--seeds $(SEEDS) --seed-start $(SEED_START))
 
 # Broken requests beside good streams, on a real server (docs/robustness.md); ARGS="--count 10000 --seed 1".
 fuzz: setup-dev

@@ -78,7 +78,7 @@ def null_engine(num_running: int) -> tuple[Engine, Runner]:
 
 def real_engine() -> tuple[Engine, Runner]:
     engine = build(Settings(model=MODEL), Path(), on_step=lambda stats: None).engine
-    runner = engine._runner
+    runner = engine._loop._runner  # type: ignore[attr-defined]
     assert isinstance(runner, Runner)
     return engine, runner
 

@@ -111,8 +111,11 @@ class BlockPool:
         return self.index.add(block, content)
 
     def retract(self, block: int) -> None:
-        """Forget a held block's content: it was never written, or can't be trusted."""
+        """Forget a block's content: it was never written, or can't be trusted."""
         self.index.remove(block)
+        if block in self._cached:
+            del self._cached[block]
+            self._blank.append(block)
 
     def check(self) -> None:
         """Conservation: blank + cached + held = all, each block in one state. Raises RuntimeError."""

@@ -114,7 +114,7 @@ class BlockTables:
 
     def full(self, sequences: Iterable[Sequence]) -> list[Sequence]:
         """Those that have no room for the KV of their newest token."""
-        return [s for s in sequences if len(s.tokens) > len(s.block_table) * BLOCK_SIZE]
+        return [s for s in sequences if len(s.tokens) + s.num_unknown > len(s.block_table) * BLOCK_SIZE]
 
     def grow(self, sequence: Sequence, end: int) -> None:
         """Raises OutOfBlocksError, and changes nothing, if `missing` is more than is free."""
@@ -123,8 +123,11 @@ class BlockTables:
             sequence.block_table.extend(self.pool.allocate(missing))
 
     def publish(self, sequence: Sequence, start: int, end: int) -> list[int]:
-        """Let others hit the full blocks among tokens `start` to `end`; the blocks that are now found."""
-        first, last = start // BLOCK_SIZE, end // BLOCK_SIZE
+        """Let others hit the full blocks among tokens `start` to `end`; the blocks that are now found.
+
+        A block is not found before all its tokens are known.
+        """
+        first, last = start // BLOCK_SIZE, min(end, len(sequence.tokens)) // BLOCK_SIZE
         if self._root is None or first == last:
             return []
         self._hash_first(sequence, last)

@@ -19,14 +19,16 @@ from pagetide.config import BLOCK_SIZE, Settings, SettingsError
 from pagetide.engine import Engine
 from pagetide.faults import NO_FAULTS, Faults
 from pagetide.host_memory import HostMemory, check_fits_in_memory
-from pagetide.kv_pool import HostTier, NoTier, Tier
+from pagetide.kv_pool import HostTier, NoTier
 from pagetide.layers import FixedLinear, Linear
 from pagetide.limits import Limits
+from pagetide.loops import OverlappedLoop, PlainLoop
 from pagetide.model import Decoder
 from pagetide.probe import check_target
 from pagetide.runner import Runner, kv_block_bytes
 from pagetide.scheduler import Scheduler
 from pagetide.stats import StepStats
+from pagetide.step_thread import StepThread
 from pagetide.tenant_policy import parse_policies
 from pagetide.tokenizer import Tokenizer
 from pagetide_kernels import ops
@@ -68,15 +70,7 @@ def build(
     runner = _runner(settings, model)
     if settings.target_itl_ms is not None:
         check_target(settings.target_itl_ms, runner)
-    scheduler = _scheduler(settings, model, runner)
-    engine = Engine(
-        scheduler,
-        faults.within_methods(runner, run="step"),
-        settings.max_waiting,
-        faults.within("loop", on_step),
-        on_failure=on_failure,
-        max_waiting_tokens=settings.max_waiting_tokens,
-    )
+    engine = _engine(settings, model, runner, faults, on_step, on_failure)
     return Built(
         engine,
         text,
@@ -140,14 +134,39 @@ def _model(settings: Settings, path: Path) -> Decoder:
     return model
 
 
+def _engine(
+    settings: Settings,
+    model: Decoder,
+    runner: Runner,
+    faults: Faults,
+    on_step: Callable[[StepStats], None],
+    on_failure: Callable[[], None],
+) -> Engine:
+    is_cpu = model.device.type == "cpu"
+    overlaps = not is_cpu if settings.overlap is None else settings.overlap
+    steps = StepThread(runner) if overlaps and is_cpu else runner
+    return Engine(
+        _scheduler(settings, model, runner.kv_caches, steps.fence),
+        faults.within_methods(steps, **{"launch" if overlaps else "run": "step"}),
+        settings.max_waiting,
+        faults.within("loop", on_step),
+        on_failure=on_failure,
+        max_waiting_tokens=settings.max_waiting_tokens,
+        loop=OverlappedLoop if overlaps else PlainLoop,
+    )
+
+
 def _runs_cuda(settings: Settings, device: torch.device) -> bool:
     return device.type == "cuda" or settings.device == "sim"
 
 
-def _scheduler(settings: Settings, model: Decoder, runner: Runner) -> Scheduler:
+def _scheduler(
+    settings: Settings, model: Decoder, kv_caches: list[torch.Tensor], fence: Callable[[], Callable[[], None]]
+) -> Scheduler:
     pool = BlockPool(_num_blocks(settings, model))
     root = partial(chain_root, model.content_id) if settings.prefix_cache else None
-    tier = _tier(settings, model, pool, runner)
+    num_slots = settings.host_cache_bytes // kv_block_bytes(model)
+    tier = HostTier(pool, num_slots, HostMemory(kv_caches, num_slots, fence)) if num_slots else NoTier()
     policies = parse_policies(settings.tenants)
     scheduler = Scheduler(pool, _limits(settings, model), root, policies=policies, tier=tier)
     if settings.max_model_len is not None and scheduler.longest < scheduler.limits.max_model_len:
@@ -157,13 +176,6 @@ def _scheduler(settings: Settings, model: Decoder, runner: Runner) -> Scheduler:
         )
     log.info("%d KV blocks of %d tokens; longest request %d", pool.num_blocks, BLOCK_SIZE, scheduler.longest)
     return scheduler
-
-
-def _tier(settings: Settings, model: Decoder, pool: BlockPool, runner: Runner) -> Tier:
-    num_slots = settings.host_cache_bytes // kv_block_bytes(model)
-    if num_slots == 0:
-        return NoTier()
-    return HostTier(pool, num_slots, HostMemory(runner.kv_caches, num_slots))
 
 
 def _check_memory(settings: Settings, device: torch.device) -> None:

@@ -60,6 +60,7 @@ class Settings:
     `max_output_tokens` asked for (None: what `max_model_len` leaves), `max_n` samples and `max_logprobs`
     (-1: no limit).
     `target_itl_ms` is what streams should wait between tokens at most; `offline` wants throughput only.
+    `overlap` plans each step while the one before it runs; None does on a GPU.
     `deterministic` keeps to linears that give a row the same bits in any batch, where others are faster.
     A grammar has at most `max_grammar_bytes` and compiles within `max_grammar_s` seconds; those compiled last
     stay, within `grammar_cache_bytes`.
@@ -90,6 +91,7 @@ class Settings:
     max_preemptions: int = 3
     target_itl_ms: float | None = None
     offline: bool = False
+    overlap: bool | None = None
     deterministic: bool = False
     max_grammar_bytes: int = 64 * 2**10
     max_grammar_s: float = 5.0
@@ -144,12 +146,12 @@ def _convert(name: str, annotation: str, value: Any) -> Any:
         return parse_bytes(name, value)
     if annotation == "str":
         return _text(name, value)
-    if annotation == "bool":
-        return _boolean(name, value)
     if annotation.startswith("Mapping"):
         return _object(name, value)
     if value is None and "None" in annotation:
         return None
+    if annotation.startswith("bool"):
+        return _boolean(name, value)
     return _number(name, value) if annotation.startswith("float") else _integer(name, value)
 
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Container
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 
 from pagetide.block_tables import BlockTables, Hits
 from pagetide.config import BLOCK_SIZE
 from pagetide.constraint import ConstrainedRow, Constraint
 from pagetide.logit_edits import LogitEdits
-from pagetide.request import Sequence
+from pagetide.request import Sequence, Status
 from pagetide.stats import Reason
 from pagetide.step import ScoredRows, StepPlan
 
@@ -22,12 +22,15 @@ CROWDING_PART = 4
 class Draft:
     """A plan, its sequences by id in the order of its rows, and the token budget left.
 
-    From planning to `settle` or `undo`, blocks that the step will fill can be hit already, and the sources
-    of its copies are held.
+    From planning to `release_sources` or `undo`, blocks that the step will fill can be hit already, and the
+    sources of its copies are held. While another step is in flight, some tokens are not known yet:
+    `in_flight` has the entries of that step that sample them, by sequence; what depends on them waits for
+    `complete`.
     """
 
     tables: BlockTables
     budget: int
+    in_flight: Mapping[int, int] | None = None
     plan: StepPlan = field(default_factory=StepPlan)
     sequences: dict[int, Sequence] = field(default_factory=dict)
     published: dict[int, None] = field(default_factory=dict)
@@ -36,6 +39,8 @@ class Draft:
     favours: bool = False
     spare: int = 0
     num_decoding: int = 0
+    restricted: list[tuple[Sequence, int]] = field(default_factory=list)
+    unnamed: list[Sequence] = field(default_factory=list)
 
     @property
     def admits(self) -> bool:
@@ -82,7 +87,7 @@ class Draft:
             self.tables.grow(sequence, sequence.num_tokens)
         self._sample(streams)
         self._list(streams)
-        plan.token_ids.extend([sequence.tokens[-1] for sequence in streams])
+        self._feed(streams)
         plan.num_new.extend(itertools.repeat(1, len(streams)))
         self.num_decoding += len(streams)
         self.budget -= len(streams)
@@ -106,27 +111,55 @@ class Draft:
             self._score(sequence, start, end)
         self._list([sequence])
         self.plan.token_ids.extend(sequence.tokens[start:end])
+        if end > len(sequence.tokens):
+            self._feed([sequence])
         self.plan.num_new.append(num_new)
         self.budget -= num_new
         self._publish(sequence, start, end)
 
-    def settle(self) -> None:
-        """The step ran: its KV is there, and the prompts' log-probabilities are known."""
+    def close(self) -> None:
+        """The plan is made."""
+        if self.in_flight is None:
+            self.complete()
+        else:
+            self.plan.sampled.is_open = bool(self.restricted)
+
+    def complete(self) -> None:
+        """All tokens before the step's own are known: now for what depends on them.
+
+        From here on its sequences are as after the step, but for the tokens that it samples.
+        """
+        for sequence in self.unnamed:
+            if sequence.status is not Status.FINISHED:
+                self._publish(sequence, sequence.num_computed, sequence.num_tokens)
+        for sequence, index in self.restricted:
+            if sequence.status is not Status.FINISHED:
+                self._restrict(sequence, index)
+        self.plan.sampled.is_open = False
+        self._advance()
+
+    def _advance(self) -> None:
         sequences = list(self.sequences.values())
         for sequence, num_new in zip(sequences, self.plan.num_new, strict=True):
             sequence.num_computed += num_new
+        for row in self.plan.sampled.rows:
+            sequences[row].num_unknown = 1
         if self.plan.scored is not None:
             for row, count in zip(self.plan.scored.rows, self.plan.scored.counts, strict=True):
                 sequences[row].num_scored += count
-        self._release_sources()
+
+    def entries(self) -> dict[int, int]:
+        """Which entry of its sampled rows a sequence is, by id."""
+        ids = self.plan.sequence_ids
+        return {ids[row]: entry for entry, row in enumerate(self.plan.sampled.rows)}
 
     def undo(self) -> None:
         """The step failed: nobody may hit what it was to fill."""
         for block in self.published:
             self.tables.pool.retract(block)
-        self._release_sources()
+        self.release_sources()
 
-    def _release_sources(self) -> None:
+    def release_sources(self) -> None:
         for copy in self.plan.copies:
             self.tables.release_source(copy)
 
@@ -137,7 +170,18 @@ class Draft:
         self.plan.block_tables += [sequence.block_table for sequence in sequences]
         self.sequences.update({sequence.id: sequence for sequence in sequences})
 
+    def _feed(self, streams: list[Sequence]) -> None:
+        """The newest token of each, as the step before samples it where it is not known yet."""
+        first = self.plan.num_tokens
+        self.plan.token_ids.extend([sequence.tokens[-1] for sequence in streams])
+        if self.in_flight is not None:
+            carried = [(place, s.id) for place, s in enumerate(streams, first) if s.num_unknown]
+            self.plan.carried.places.extend([place for place, _ in carried])
+            self.plan.carried.entries.extend([self.in_flight[sequence_id] for _, sequence_id in carried])
+
     def _publish(self, sequence: Sequence, start: int, end: int) -> None:
+        if end > len(sequence.tokens) and end % BLOCK_SIZE == 0:
+            self.unnamed.append(sequence)
         for block in self.tables.publish(sequence, start, end):
             self.published[block] = None
 
@@ -146,11 +190,11 @@ class Draft:
         sampled, first_row = self.plan.sampled, len(self.plan.num_new)
         for index, sequence in enumerate(sequences, len(sampled.rows)):
             if sequence.request.rules or sequence.request.constraint is not None:
-                self._restrict(sequence, index)
+                self.restricted.append((sequence, index))
         sampled.rows.extend(range(first_row, first_row + len(sequences)))
         sampled.params += [sequence.request.params for sequence in sequences]
         sampled.seeds.extend([sequence.seed for sequence in sequences])
-        sampled.positions.extend([len(sequence.tokens) for sequence in sequences])
+        sampled.positions.extend([len(sequence.tokens) + sequence.num_unknown for sequence in sequences])
 
     def _restrict(self, sequence: Sequence, index: int) -> None:
         """Entry `index` of the sampled rows may not be every token."""

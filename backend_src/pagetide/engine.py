@@ -1,4 +1,4 @@
-"""The loop: receive, plan, run, update, deliver. One thread owns everything behind it.
+"""The loop: receive, take a step (pagetide.loops), deliver. One thread owns everything behind it.
 
 Other threads only call `submit`, `abort`, `drain` and `health`, which leave messages or read numbers.
 """
@@ -6,32 +6,29 @@ Other threads only call `submit`, `abort`, `drain` and `health`, which leave mes
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
-from typing import Protocol
 
 from pagetide.backlog import Backlog, UnavailableError
 from pagetide.failed_steps import FailedSteps
+from pagetide.loops import MakeLoop, PlainLoop, StepLauncher, StepRunner
 from pagetide.request import FinishReason, Output, Request
 from pagetide.roster import Delivery
 from pagetide.scheduler import Scheduler
 from pagetide.statistics import History, Statistics, Step, rows_of, snapshot
 from pagetide.stats import StepStats
-from pagetide.step import StepPlan, StepResult
+from pagetide.step import StepPlan
 
 log = logging.getLogger(__name__)
 
 _STALLED_AFTER_S = 60.0
 _QUIET_S = 1.0
 """An engine idle for this long has time to look at every block."""
-
-
-class StepRunner(Protocol):
-    def run(self, plan: StepPlan) -> StepResult: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +56,7 @@ _Message = Request | _Abort | _Ask | _Wake
 
 
 class Engine:
-    """Continuous batching over one scheduler and one runner.
+    """Continuous batching over one scheduler and one runner, a step at a time or two, as `loop` has it.
 
     `on_step` is called on the engine thread after each step, and with 0 tokens whenever it falls idle, with
     plain numbers; like the requests' sinks it must return at once and never raise. `on_failure` is the
@@ -69,15 +66,15 @@ class Engine:
     def __init__(
         self,
         scheduler: Scheduler,
-        runner: StepRunner,
+        runner: StepRunner | StepLauncher,
         max_waiting: int,
         on_step: Callable[[StepStats], None],
         clock: Callable[[], float] = time.monotonic,
         on_failure: Callable[[], None] = lambda: None,
         max_waiting_tokens: int | None = None,
+        loop: MakeLoop = PlainLoop,
     ) -> None:
         self._scheduler = scheduler
-        self._runner = runner
         self._backlog = Backlog(scheduler.tenants, max_waiting, max_waiting_tokens, clock)
         self._on_step = on_step
         self._clock = clock
@@ -90,7 +87,9 @@ class Engine:
         self._draining = False
         self._failure: str | None = None
         self._failed_steps = FailedSteps()
+        self._loop = loop(scheduler, runner, self._failed_steps, clock)
         self._busy_since_s: float | None = None
+        self._ended_s = -math.inf
         self._planned_nothing = False
         self._history = History()
 
@@ -165,7 +164,7 @@ class Engine:
         return None
 
     def turn(self, wait: bool = True) -> None:
-        """One round of the loop: receive, plan, run, update, deliver. The engine thread's own.
+        """One round: receive, take a step, deliver. The engine thread's own.
 
         `wait` lets it sleep while there is nothing to compute; a simulation, which has no thread, does not.
         """
@@ -223,26 +222,17 @@ class Engine:
             message.tell(snapshot(self._scheduler, self._history, self._clock()))
 
     def _step(self) -> None:
-        plan = self._scheduler.plan()
-        self._planned_nothing = plan is None
-        if plan is None:
-            return
-        started_s = self._busy_since_s = self._clock()
-        self._deliver(self._compute(plan))
-        step_s = self._clock() - started_s
-        self._busy_since_s = None
-        self._scheduler.observe(step_s)
-        self._report(plan, step_s)
-
-    def _compute(self, plan: StepPlan) -> list[Delivery]:
-        """An exception in the model step ends that step's requests; the others never notice."""
-        try:
-            result = self._runner.run(plan)
-        except Exception as error:
-            log.exception("a step of %d tokens failed", plan.num_tokens)
-            return self._scheduler.fail(self._failed_steps.add(error))
-        self._failed_steps.clear()
-        return self._scheduler.update(plan, result)
+        """A step is over when what came of it is delivered. It began with its launch, or then."""
+        if self._busy_since_s is None:
+            self._busy_since_s = self._clock()
+        ended, is_busy = self._loop.step(), self._loop.is_busy
+        self._planned_nothing = ended is None and not is_busy
+        if ended is not None:
+            self._deliver(ended.deliveries)
+            launched_s, self._ended_s = max(ended.launched_s, self._ended_s), self._clock()
+            self._scheduler.observe(self._ended_s - launched_s)
+            self._report(ended.plan, self._ended_s - launched_s)
+        self._busy_since_s = self._clock() if is_busy else None
 
     def _deliver(self, deliveries: list[Delivery]) -> None:
         for request, output in deliveries:
@@ -269,7 +259,9 @@ class Engine:
             num_failed_in_a_row=self._failed_steps.in_a_row,
         )
         if plan is not None:
-            self._history.add(Step(self._clock(), stats, rows_of(plan, scheduler.planned.values())))
+            self._history.add(
+                Step(self._clock(), stats, rows_of(plan, scheduler.flights.ended.sequences.values()))
+            )
         if tally.prefix_queries:
             self._backlog.started(tally.prefix_queries)
         self._on_step(stats)

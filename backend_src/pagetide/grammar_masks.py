@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import torch
@@ -34,20 +33,13 @@ class MaskThread:
         self._num_words = -(-vocab_size // 32)
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="pagetide-masks")
 
-    @contextmanager
-    def filling(self, rows: Sequence[ConstrainedRow]) -> Iterator[Callable[[], StepMasks | None]]:
-        """Fills the rows' masks during the block; what it gives waits for them, None if there are no rows.
+    def fill(self, rows: Sequence[ConstrainedRow]) -> Callable[[], StepMasks | None]:
+        """Starts to fill the rows' masks; what it returns waits for them, None if there are no rows.
 
-        The rows are not looked at after the block, however it ends.
+        The rows' tokens must stay as they are until then. If nobody waits, because the step failed, they may
+        grow again only in a step whose own masks wait behind these.
         """
-        if not rows:
-            yield lambda: None
-            return
-        future = self._pool.submit(self._fill, rows)
-        try:
-            yield future.result
-        finally:
-            wait([future])
+        return self._pool.submit(self._fill, rows).result if rows else lambda: None
 
     def _fill(self, rows: Sequence[ConstrainedRow]) -> StepMasks:
         bitmask = torch.zeros((len(rows), self._num_words), dtype=torch.int32)

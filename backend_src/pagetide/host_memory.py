@@ -6,7 +6,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from zlib import crc32
@@ -42,23 +42,30 @@ class HostMemory:
     The memory, [num_slots, layers, one layer's block], is claimed here and never grows; with a GPU it is
     pinned. Saves and loads happen on a thread of its own, in the order they were asked for. Each save notes
     a CRC-32 of the slot, and a load from a slot that no longer has it is reported as damaged.
+    A move waits for the steps that were launched before it was asked for: `fence()` gives what waits so.
     """
 
-    def __init__(self, kv_caches: Sequence[torch.Tensor], num_slots: int) -> None:
+    def __init__(
+        self,
+        kv_caches: Sequence[torch.Tensor],
+        num_slots: int,
+        fence: Callable[[], Callable[[], None]] = lambda: lambda: None,
+    ) -> None:
         first = kv_caches[0]
         shape = (num_slots, len(kv_caches), *first.shape[1:])
         self._caches = kv_caches
         self._slots = torch.zeros(shape, dtype=first.dtype, pin_memory=first.is_cuda)
         self._checksums = [0] * num_slots
-        self._todo: SimpleQueue[tuple[int, int, bool]] = SimpleQueue()
+        self._fence = fence
+        self._todo: SimpleQueue[tuple[int, int, bool, Callable[[], None]]] = SimpleQueue()
         self._done: SimpleQueue[Moved] = SimpleQueue()
         threading.Thread(target=self._run, name="pagetide-host-tier", daemon=True).start()
 
     def save(self, block: int, slot: int) -> None:
-        self._todo.put((block, slot, False))
+        self._todo.put((block, slot, False, self._fence()))
 
     def load(self, slot: int, block: int) -> None:
-        self._todo.put((block, slot, True))
+        self._todo.put((block, slot, True, self._fence()))
 
     def take_moved(self) -> list[Moved]:
         moved = []
@@ -70,7 +77,8 @@ class HostMemory:
 
     def _run(self) -> None:
         while True:
-            block, slot, is_load = self._todo.get()
+            block, slot, is_load, wait = self._todo.get()
+            wait()
             started_s = time.monotonic()
             ok = self._move(block, slot, is_load)
             self._done.put(Moved(block, slot, is_load, ok, time.monotonic() - started_s))

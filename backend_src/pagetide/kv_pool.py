@@ -175,8 +175,9 @@ class HostTier:
         self._mover.load(slot, block)
 
     def _settle_save(self, moved: Moved) -> None:
+        """A block whose content was forgotten meanwhile was to be filled by a step that failed."""
         content = self._saving.pop(moved.block)
-        if moved.ok:
+        if moved.ok and self._pool.index.find(content.hash) == moved.block:
             self._slots[content.hash] = moved.slot, content
         else:
             self._free_slots.append(moved.slot)

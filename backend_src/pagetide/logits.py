@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from pagetide.logit_edits import WORD_BITS, Allowed, Banned, Biased, LogitEdits, Penalised
+from pagetide.transfer import upload
 from pagetide_kernels import ops
 
 
@@ -37,7 +38,7 @@ def _allow(logits: torch.Tensor, allowed: Allowed) -> None:
     words = np.zeros((len(allowed.masks), -(-logits.shape[-1] // WORD_BITS)), "<i4")
     for row, mask in zip(words, allowed.masks, strict=True):
         row[: len(mask.words) // words.itemsize] = np.frombuffer(mask.words, "<i4")
-    ops.apply_bitmask(logits, _tensor(allowed.rows, logits), torch.from_numpy(words).to(logits.device))
+    ops.apply_bitmask(logits, _tensor(allowed.rows, logits), upload(words, logits.device))
 
 
 def _ban(logits: torch.Tensor, banned: Banned) -> None:
@@ -65,4 +66,4 @@ def _penalise(logits: torch.Tensor, penalised: Penalised) -> None:
 
 def _tensor(values: array[Any], like: torch.Tensor) -> torch.Tensor:
     """A copy, since the plan is not the device's to keep."""
-    return torch.from_numpy(np.array(values)).to(like.device)
+    return upload(np.array(values), like.device)

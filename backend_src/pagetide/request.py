@@ -190,6 +190,7 @@ class Sequence:
     Preemption empties `block_table` and sets `num_computed` to 0; `num_charged` is the most that was before,
     so that its tenant is not charged twice. After `num_scored` tokens of the prompt the next one's
     log-probability is known.
+    `num_unknown` is 1 while a step in flight samples the token after `tokens`, which counts already, else 0.
     `seed` (64 bits, unsigned) is the request's, or was drawn for it. Lower ids arrived earlier.
     """
 
@@ -199,6 +200,7 @@ class Sequence:
     seed: int
     status: Status = Status.WAITING
     num_computed: int = 0
+    num_unknown: int = 0
     block_table: array[int] = field(default_factory=lambda: array("i"))
     block_hashes: list[bytes] = field(default_factory=list)
     num_hit_blocks: int = 0
@@ -212,7 +214,7 @@ class Sequence:
     @property
     def num_left(self) -> int:
         """Tokens whose KV is still to be computed before the next one can be sampled."""
-        return len(self.tokens) - self.num_computed
+        return self.num_tokens - self.num_computed
 
     @property
     def scores_prompt(self) -> bool:
@@ -223,16 +225,16 @@ class Sequence:
     @property
     def is_stream(self) -> bool:
         """A client has its first tokens, and it waits for the next one only."""
-        num_tokens = len(self.tokens)
+        num_tokens = len(self.tokens) + self.num_unknown
         return num_tokens - self.num_computed == 1 and num_tokens > len(self.request.prompt_ids)
 
     @property
     def num_tokens(self) -> int:
-        return len(self.tokens)
+        return len(self.tokens) + self.num_unknown
 
     @property
     def num_output_tokens(self) -> int:
-        return len(self.tokens) - len(self.request.prompt_ids)
+        return self.num_tokens - len(self.request.prompt_ids)
 
     @property
     def most_left(self) -> int:
@@ -250,6 +252,11 @@ class Sequence:
             return FinishReason.LENGTH, None
         return None, None
 
+    def will_be_full(self, max_model_len: int) -> bool:
+        """With what a step in flight samples, it has all tokens that it may have."""
+        num_tokens, most = len(self.tokens) + self.num_unknown, self.request.params.max_tokens
+        return num_tokens >= max_model_len or num_tokens - len(self.request.prompt_ids) >= most
+
     def begin_output(self, now_s: float) -> RequestStats:
         """It has its first token."""
         self.first_token_s = now_s
@@ -258,7 +265,7 @@ class Sequence:
     def stats(self, now_s: float) -> RequestStats:
         return RequestStats(
             num_prompt_tokens=len(self.request.prompt_ids),
-            num_output_tokens=self.num_output_tokens,
+            num_output_tokens=len(self.tokens) - len(self.request.prompt_ids),
             num_prefix_hit_tokens=self.num_prefix_hit_tokens,
             num_preemptions=self.num_preemptions,
             arrival_s=self.request.arrival_s,

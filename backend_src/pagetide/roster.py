@@ -68,12 +68,14 @@ class Roster:
 
     def preempt(self, victim: Sequence) -> None:
         """Take a running sequence's blocks; it keeps its tokens, waits, and will compute them again."""
-        victim.num_charged = max(victim.num_charged, victim.num_computed)
-        self._tables.release(victim)
-        self._stop(victim)
+        self._leave(victim)
         victim.num_preemptions += 1
-        victim.status = Status.WAITING
         self._tenants.push(victim, self._clock())
+
+    def restart(self, sequence: Sequence) -> None:
+        """What the running sequence's blocks hold can't be trusted: it computes all of it again."""
+        self._leave(sequence)
+        self._tenants.push(sequence, self._clock())
 
     def finish(self, sequence: Sequence, output: Output) -> Delivery:
         """The sequence's last delivery: `output` with its statistics. Its blocks are free from here on."""
@@ -90,6 +92,13 @@ class Roster:
         """End the sequences whose time is over, with the tokens that they have."""
         timeout = Output(finish_reason=FinishReason.TIMEOUT)
         return [self.finish(sequence, timeout) for sequence in self._deadlines.take_due(self._clock())]
+
+    def _leave(self, sequence: Sequence) -> None:
+        """It runs no longer, and gives its blocks back."""
+        sequence.num_charged = max(sequence.num_charged, sequence.num_computed)
+        self._tables.release(sequence)
+        self._stop(sequence)
+        sequence.status = Status.WAITING
 
     def _stop(self, sequence: Sequence) -> None:
         del self.running[sequence.id]

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from array import array
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,16 +13,16 @@ import numpy.typing as npt
 import torch
 
 from pagetide import sampler
+from pagetide.batch import Batch, Geometry, Ints, ints
 from pagetide.config import BLOCK_SIZE
-from pagetide.grammar_masks import MaskThread
+from pagetide.grammar_masks import MaskThread, StepMasks
 from pagetide.layers import AttentionBatch
 from pagetide.logprobs import describe
 from pagetide.model import Decoder
 from pagetide.request import TokenLogprobs
 from pagetide.step import BlockCopy, ScoredRows, StepPlan, StepResult
+from pagetide.transfer import upload
 from pagetide_kernels import ops
-
-Ints = npt.NDArray[np.int64]
 
 _SCORED_BYTES = 2**25
 """Logits that log-probabilities of prompts are read from at a time; their reading takes as much again."""
@@ -66,39 +64,84 @@ class Runner:
         self._kernels = kernels
         self._most_queries = most_queries
         self._masks = MaskThread(model.config.vocab_size)
+        self._newest: Launched | None = None
         self.kv_caches = new_kv_caches(model, num_blocks)
 
-    @torch.inference_mode()
     def run(self, plan: StepPlan) -> StepResult:
-        batch = _Batch(plan)
+        return self.launch(plan).result()
+
+    def launch(self, plan: StepPlan) -> Launched:
+        """Put the step on the device, behind those launched before; on a CPU it is over when this returns.
+
+        Tokens that the plan carries are those of the step launched last.
+        """
+        launched = self.prepare(plan)
+        launched.forward()
+        if not plan.sampled.is_open:
+            launched.sample()
+        return launched
+
+    def prepare(self, plan: StepPlan) -> Launched:
+        """All of a launch that reads block tables. Changes nothing on the device."""
+        self._newest = Launched(self, plan, self._newest if plan.carried.places else None)
+        return self._newest
+
+    def fence(self) -> Callable[[], None]:
+        """What it returns waits until a copy of blocks comes after all that was launched so far: the device's
+        stream keeps that order by itself."""
+        return lambda: None
+
+    def fill_masks(self, plan: StepPlan) -> Callable[[], StepMasks | None]:
+        return self._masks.fill(plan.sampled.constrained)
+
+    @torch.inference_mode()
+    def forward(self, batch: Batch, carried: torch.Tensor | None) -> tuple[torch.Tensor | None, Scores]:
+        """The logits [S, V] of the sampled rows, None if there are none, and what is told of prompts.
+
+        `carried` [S'] int64 are the tokens of the step before.
+        """
+        plan = batch.plan
         geometry = batch.cut(self._most_queries) if self._most_queries else batch.geometry
-        with self._kernels(), self._masks.filling(plan.sampled.constrained) as masks:
+        with self._kernels():
             self._copy_blocks(plan.copies)
             states = self._model.states(
-                self._to_device(np.frombuffer(plan.token_ids, np.int32)),
+                self._token_ids(plan, carried),
                 self._to_device(batch.positions),
                 self.kv_caches,
                 self._attention(geometry, batch.slots),
             )
             scores = [] if plan.scored is None else self._score(states, plan.scored)
             if not plan.sampled.params:
-                return StepResult([], [], scores)
-            logits = self._model.score(ops.gather_rows(states, self._to_device(batch.sampled_tokens)))
-            return StepResult(*sampler.sample(logits, plan.sampled, masks()), scores)
+                return None, scores
+            rows = ops.gather_rows(states, self._to_device(batch.sampled_tokens))
+            return self._model.score(rows), scores
 
-    def _score(self, states: torch.Tensor, scored: ScoredRows) -> list[tuple[TokenLogprobs, ...]]:
+    @torch.inference_mode()
+    def sample(self, logits: torch.Tensor, plan: StepPlan, masks: StepMasks | None) -> sampler.Chosen:
+        with self._kernels():
+            return sampler.sample(logits, plan.sampled, masks)
+
+    def _token_ids(self, plan: StepPlan, carried: torch.Tensor | None) -> torch.Tensor:
+        """A row that got NO_TOKEN goes on with any other: it has ended, which the plan could not know."""
+        ids = self._to_device(np.frombuffer(plan.token_ids, np.int32))
+        if carried is not None:
+            places, entries = (self._to_device(ints(e)) for e in (plan.carried.places, plan.carried.entries))
+            ids.index_copy_(0, places, carried.index_select(0, entries).clamp_(min=0))
+        return ids
+
+    def _score(self, states: torch.Tensor, scored: ScoredRows) -> Scores:
         """A few rows' logits at a time: those of a whole step could be more than there is memory."""
-        starts, counts = _ints(scored.starts), _ints(scored.counts)
+        starts, counts = ints(scored.starts), ints(scored.counts)
         shifts: Ints = np.repeat(starts - np.cumsum(counts) + counts, counts)
         rows = self._to_device(np.arange(len(shifts)) + shifts)
         targets = self._to_device(np.frombuffer(scored.targets, np.int32))
-        num_top = np.repeat(_ints(scored.num_top), counts).tolist()
+        num_top = np.repeat(ints(scored.num_top), counts).tolist()
         most = max(1, _SCORED_BYTES // (4 * self._model.config.vocab_size))
         found: list[TokenLogprobs] = []
         for start in range(0, len(num_top), most):
             part = slice(start, start + most)
             logprobs = self._model.score(ops.gather_rows(states, rows[part])).log_softmax(dim=-1)
-            found += describe(logprobs, targets[part], num_top[part])
+            found += describe(logprobs, targets[part], num_top[part])()
         each = iter(found)
         return [tuple(itertools.islice(each, count)) for count in scored.counts]
 
@@ -110,7 +153,7 @@ class Runner:
             for cache in self.kv_caches:
                 ops.move_blocks(cache, cache, targets, sources)
 
-    def _attention(self, geometry: _Geometry, slots: Ints) -> AttentionBatch:
+    def _attention(self, geometry: Geometry, slots: Ints) -> AttentionBatch:
         return AttentionBatch(
             block_table=self._to_device(geometry.block_table, torch.int32),
             query_starts=self._to_device(geometry.query_starts, torch.int32),
@@ -122,59 +165,44 @@ class Runner:
     def _to_device(
         self, values: npt.NDArray[np.integer[Any]], dtype: torch.dtype = torch.int64
     ) -> torch.Tensor:
-        return torch.from_numpy(values).to(self._model.device, dtype)
+        return upload(values, self._model.device, dtype)
 
 
-@dataclass(frozen=True, slots=True)
-class _Geometry:
-    """The rows of a step as attention sees them; fields as in AttentionBatch."""
+Scores = list[tuple[TokenLogprobs, ...]]
 
-    block_table: npt.NDArray[np.int32]
-    query_starts: Ints
-    kv_lens: Ints
+
+class Launched:
+    """A step on its way through the runner: `forward`, then `sample`, in the order of the launches."""
+
+    def __init__(self, runner: Runner, plan: StepPlan, before: Launched | None) -> None:
+        self._runner = runner
+        self._batch = Batch(plan)
+        self._before = before
+        self._masks = None if plan.sampled.is_open else runner.fill_masks(plan)
+        self._logits: torch.Tensor | None = None
+        self._scores: Scores = []
+        self._chosen: sampler.Chosen | None = None
 
     @property
-    def max_query_len(self) -> int:
-        return int(np.diff(self.query_starts).max())
+    def tokens(self) -> torch.Tensor:
+        """[S] int64, a token, or NO_TOKEN, for each entry of the sampled rows."""
+        if self._chosen is None:
+            raise RuntimeError("the step before failed: it has no tokens for this one")
+        return self._chosen.tokens
 
+    def forward(self) -> None:
+        before, self._before = self._before, None
+        carried = None if before is None else before.tokens
+        self._logits, self._scores = self._runner.forward(self._batch, carried)
 
-class _Batch:
-    """The integer geometry of one step, B rows and T tokens; no Python loop runs over tokens."""
+    def sample(self) -> None:
+        """No-op the second time."""
+        logits, self._logits = self._logits, None
+        if logits is not None:
+            plan = self._batch.plan
+            masks = self._masks or self._runner.fill_masks(plan)
+            self._chosen = self._runner.sample(logits, plan, masks())
 
-    def __init__(self, plan: StepPlan) -> None:
-        num_new, num_computed = _ints(plan.num_new), _ints(plan.num_computed)
-        starts = np.concatenate(([0], np.cumsum(num_new)))
-        self.geometry = _Geometry(_pad(plan.block_tables), starts, num_computed + num_new)
-        row = np.repeat(np.arange(len(num_new)), num_new)
-        self.positions: Ints = np.arange(plan.num_tokens) + (num_computed - starts[:-1])[row]
-        block = self.geometry.block_table[row, self.positions // BLOCK_SIZE].astype(np.int64)
-        self.slots: Ints = block * BLOCK_SIZE + self.positions % BLOCK_SIZE
-        self.sampled_tokens: Ints = starts[_ints(plan.sampled.rows) + 1] - 1
-
-    def cut(self, most_queries: int) -> _Geometry:
-        """Longer rows become several with the same blocks: all KV is written before any is read."""
-        whole = self.geometry
-        counts = -(-np.diff(whole.query_starts) // most_queries)
-        row = np.repeat(np.arange(len(counts)), counts)
-        part = np.arange(len(row)) - (np.cumsum(counts) - counts)[row]
-        starts = whole.query_starts[row] + part * most_queries
-        row_ends = whole.query_starts[row + 1]
-        ends = np.minimum(starts + most_queries, row_ends)
-        return _Geometry(
-            whole.block_table[row],
-            np.concatenate((starts, row_ends[-1:])),
-            whole.kv_lens[row] - (row_ends - ends),
-        )
-
-
-def _ints(values: array[int]) -> Ints:
-    return np.frombuffer(values, np.int64) if values else np.zeros(0, np.int64)
-
-
-def _pad(tables: list[array[int]]) -> npt.NDArray[np.int32]:
-    """[B, longest] block ids; what lies beyond a row's own blocks is never read. Joined as bytes: a numpy
-    row at a time takes four times as long."""
-    longest = max(map(len, tables))
-    zeros = bytes(4 * longest)
-    flat = bytearray().join(part for table in tables for part in (table, zeros[4 * len(table) :]))
-    return np.frombuffer(flat, np.int32).reshape(len(tables), longest)
+    def result(self) -> StepResult:
+        tokens, logprobs = self._chosen.read() if self._chosen is not None else ([], [])
+        return StepResult(tokens, logprobs, self._scores)

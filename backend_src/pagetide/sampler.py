@@ -7,7 +7,9 @@ nothing is stored and nothing drifts when a request is preempted and comes back.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as Rows
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +20,7 @@ from pagetide.logits import edit, is_nothing_left
 from pagetide.logprobs import describe
 from pagetide.request import SamplingParams, TokenLogprobs
 from pagetide.step import NO_TOKEN, SampledRows
+from pagetide.transfer import download, upload
 from pagetide_kernels import ops
 
 _MOST_TOP_K = 2**31 - 1
@@ -27,9 +30,19 @@ _GREEDY_BELOW = 1e-5
 """A lower temperature overflows float32, and asks for the likeliest token anyway."""
 
 
-def sample(
-    logits: torch.Tensor, sampled: SampledRows, masks: StepMasks | None = None
-) -> tuple[list[int], list[TokenLogprobs | None]]:
+Told = tuple[list[int], list[TokenLogprobs | None]]
+"""A row's token, and its log-probabilities where they are asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """One token a row: `tokens` [S] int64, or NO_TOKEN, on the device. `read` waits for it, and tells."""
+
+    tokens: torch.Tensor
+    read: Callable[[], Told]
+
+
+def sample(logits: torch.Tensor, sampled: SampledRows, masks: StepMasks | None = None) -> Chosen:
     """Choose one token a row.
 
     Args:
@@ -41,14 +54,16 @@ def sample(
     if sampled.edits is not None:
         edit(logits, sampled.edits)
     if masks is not None:
-        ops.apply_bitmask(logits, masks.rows.to(logits.device), masks.bitmask.to(logits.device))
+        rows, bitmask = (upload(each.numpy(), logits.device) for each in (masks.rows, masks.bitmask))
+        ops.apply_bitmask(logits, rows, bitmask)
     tokens = ops.likeliest(logits)
     impossible = None if sampled.edits is None and masks is None else is_nothing_left(logits, tokens)
     _draw(logits, tokens, sampled)
     logprobs = report.of(tokens)
     if impossible is not None:
         tokens.masked_fill_(impossible, NO_TOKEN)
-    return tokens.tolist(), logprobs
+    arrived = download(tokens)
+    return Chosen(tokens, lambda: (arrived()[0].tolist(), logprobs()))
 
 
 def uniform(seeds: npt.NDArray[np.uint64], positions: npt.NDArray[np.uint64]) -> npt.NDArray[np.float64]:
@@ -73,7 +88,7 @@ def _draw(logits: torch.Tensor, tokens: torch.Tensor, sampled: SampledRows) -> N
         i for i, each in enumerate(sampled.params) if each.temperature >= _GREEDY_BELOW and each.top_k != 1
     ]
     if rows:
-        places = torch.tensor(rows, device=logits.device)
+        places = upload(np.array(rows), logits.device)
         chosen = logits if len(rows) == len(logits) else logits[places]
         tokens[places] = ops.sample(chosen, **_columns(sampled, rows, logits.device))
 
@@ -83,15 +98,16 @@ def _columns(sampled: SampledRows, rows: list[int], device: torch.device) -> dic
     params = [sampled.params[i] for i in rows]
     draws = uniform(np.frombuffer(sampled.seeds, np.uint64), np.frombuffer(sampled.positions, np.uint64))
 
-    def column(values: list[float], dtype: torch.dtype = torch.float32) -> torch.Tensor:
-        return torch.tensor(values, dtype=dtype, device=device)
+    def column(values: list[float], dtype: npt.DTypeLike = np.float32) -> torch.Tensor:
+        with np.errstate(over="ignore"):
+            return upload(np.array(values, dtype), device)
 
     return {
         "temperature": column([p.temperature for p in params]),
-        "top_k": column([min(max(p.top_k, 0), _MOST_TOP_K) for p in params], torch.int32),
+        "top_k": column([min(max(p.top_k, 0), _MOST_TOP_K) for p in params], np.int32),
         "top_p": column([p.top_p for p in params]),
         "min_p": column([p.min_p for p in params]),
-        "uniform": torch.from_numpy(draws[rows]).to(device),
+        "uniform": upload(draws[rows], device),
     }
 
 
@@ -105,14 +121,18 @@ class _Report:
         self._num_rows = len(params)
         self._num_top = {i: p.logprobs for i, p in enumerate(params) if p.logprobs is not None}
         if self._num_top:
-            self._rows = torch.tensor(list(self._num_top), device=logits.device)
+            self._rows = upload(np.array(list(self._num_top)), logits.device)
             self._logprobs = logits[self._rows].log_softmax(dim=-1)
 
-    def of(self, tokens: torch.Tensor) -> list[TokenLogprobs | None]:
-        """`tokens` [S] are the chosen ones."""
+    def of(self, tokens: torch.Tensor) -> Callable[[], list[TokenLogprobs | None]]:
+        """`tokens` [S] are the chosen ones. What it returns waits for the device, and reads."""
+        if not self._num_top:
+            return lambda: [None] * self._num_rows
+        told = describe(self._logprobs, tokens[self._rows], list(self._num_top.values()))
+        return lambda: self._in_rows(told())
+
+    def _in_rows(self, told: list[TokenLogprobs]) -> list[TokenLogprobs | None]:
         found: list[TokenLogprobs | None] = [None] * self._num_rows
-        if self._num_top:
-            told = describe(self._logprobs, tokens[self._rows], list(self._num_top.values()))
-            for row, each in zip(self._num_top, told, strict=True):
-                found[row] = each
+        for row, each in zip(self._num_top, told, strict=True):
+            found[row] = each
         return found

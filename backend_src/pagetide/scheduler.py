@@ -20,20 +20,20 @@ from pagetide.block_pool import BlockPool
 from pagetide.block_tables import BlockTables
 from pagetide.config import BLOCK_SIZE
 from pagetide.draft import Draft
+from pagetide.flights import Flights
+from pagetide.growth import Growth
 from pagetide.kv_pool import NoTier, Tier
 from pagetide.limits import Limits, check_fits
 from pagetide.policy import Policy
-from pagetide.request import FinishReason, Output, Request, SamplingParams, Sequence, Status, TokenLogprobs
+from pagetide.request import FinishReason, Output, Request, SamplingParams, Sequence, Status
 from pagetide.roster import Delivery, Roster
 from pagetide.stats import Reason, Tally
-from pagetide.step import NO_TOKEN, StepPlan, StepResult
+from pagetide.step import StepPlan, StepResult
 from pagetide.step_budget import StepBudget
 from pagetide.tenant_policy import TenantPolicies
 from pagetide.tenants import Tenants
 
 _MOVE_PAUSE_S = 0.001
-
-_NO_TOKEN_LEFT = "no token is left to choose from: together, the request's limits on tokens forbid every one"
 
 
 class Scheduler:
@@ -62,7 +62,9 @@ class Scheduler:
         self._tables = BlockTables(pool, None if root is None else self._root_of)
         self._policy = Policy(limits, self._tables, self.tenants, estimate or PeakEstimate())
         self._roster = Roster(self._tables, self.tenants, clock)
+        self._growth = Growth(self._roster, self._policy.estimate, limits.max_model_len, clock)
         self._draft = Draft(self._tables, budget=0)
+        self.flights = Flights(self._draft)
         self._tally = Tally()
 
     @property
@@ -99,7 +101,7 @@ class Scheduler:
 
     @property
     def is_idle(self) -> bool:
-        return not self._roster
+        return not self._roster and not self.flights
 
     @property
     def longest(self) -> int:
@@ -135,11 +137,14 @@ class Scheduler:
         return None if sequence is None else self._roster.finish(sequence, Output(finish_reason=reason))
 
     def plan(self) -> StepPlan | None:
-        """The next step, running sequences first; None if there is nothing to compute."""
+        """The next step, running sequences first; None if there is nothing to compute.
+
+        One planned step may still be in flight: then it is taken as done, but for the tokens it samples.
+        """
         self.tier.settle()
         self.tenants.look(self._clock())
-        streams, prompts = self._policy.by_urgency(self.running)
-        draft = self._draft = Draft(self._tables, self._budget.tokens(len(streams)))
+        streams, prompts = self._policy.by_urgency(self._going_on())
+        draft = self._draft = Draft(self._tables, self._budget.tokens(len(streams)), self.flights.entries)
         draft.slow_down(self._policy.crowding(self.running))
         self._make_way(draft.budget - len(streams))
         self._advance_streams(streams)
@@ -149,28 +154,29 @@ class Scheduler:
         self._admit()
         self.tier.start_moves(self._wanted, lambda: self._policy.spare(self.running), self.token_s)
         self._policy.estimate.stepped(preempted=Reason.BLOCKS in draft.preempted)
-        return draft.plan if draft.plan.num_tokens else None
+        return self.flights.start(draft)
 
-    def update(self, plan: StepPlan, result: StepResult) -> list[Delivery]:
-        """Take in what the planned step produced: KV is computed, sampled rows grow by one token."""
-        self._draft.settle()
-        sequences = list(self._draft.sequences.values())
-        scored = zip(plan.scored.rows if plan.scored else (), result.scores, strict=True)
-        scores = [(sequences[row].request, Output(prompt_logprobs=each)) for row, each in scored]
-        return scores + [
-            self._append(sequences[row], token, logprobs)
-            for row, token, logprobs in zip(plan.sampled.rows, result.token_ids, result.logprobs, strict=True)
-        ]
+    def update(self, result: StepResult) -> list[Delivery]:
+        """Take in what the oldest planned step produced: its sampled rows grow by one token."""
+        deliveries = self._growth.take(self.flights.land(), result, self._tally)
+        self.flights.complete()
+        return deliveries
 
     def fail(self, error: str) -> list[Delivery]:
-        """The planned step raised: its sequences end, and blocks that it was to fill are forgotten."""
-        self._draft.undo()
+        """The oldest planned step raised: its sequences end, and blocks that it was to fill are forgotten.
+
+        A step in flight behind it is forgotten too. Its other sequences start again.
+        """
+        failed, others = self.flights.crash()
+        for sequence in others:
+            self._roster.restart(sequence)
         output = Output(finish_reason=FinishReason.ERROR, error=error)
-        return [self._roster.finish(sequence, output) for sequence in self._draft.sequences.values()]
+        return [self._roster.finish(sequence, output) for sequence in failed]
 
     def observe(self, step_s: float) -> None:
-        """What the planned step took."""
-        self._budget.observe(self._draft.plan.num_tokens, self._draft.num_decoding, step_s)
+        """What the last step that is over took."""
+        ended = self.flights.ended
+        self._budget.observe(ended.plan.num_tokens, ended.num_decoding, step_s)
 
     def take_tally(self) -> Tally:
         tally, self._tally = self._tally, Tally()
@@ -180,7 +186,7 @@ class Scheduler:
         """Raises RuntimeError if a block is lost, or held by nobody. Cheap enough for every idle moment."""
         self.pool.check()
         held = {block for sequence in self.sequences for block in sequence.block_table}
-        held.update(self.tier.pinned)
+        held.update(self.tier.pinned, self.flights.sources)
         if len(held) != self.pool.num_held:
             raise RuntimeError(f"{self.pool.num_held} blocks held, {len(held)} in block tables or moving")
 
@@ -189,6 +195,13 @@ class Scheduler:
         assert self._root is not None
         scope = self.tenants.policies.prefix_scope(sequence.request.tenant)
         return self._root(len(scope).to_bytes(8, "little") + scope + sequence.request.cache_salt)
+
+    def _going_on(self) -> Iterable[Sequence]:
+        """Running sequences but those that the step in flight brings to their full length."""
+        if not self.flights:
+            return self.running
+        longest = self.limits.max_model_len
+        return [s for s in self.running if not (s.num_unknown and s.will_be_full(longest))]
 
     def _advance_streams(self, streams: list[Sequence]) -> None:
         """Plan a token for each: at once, which is several times faster, unless one has to give way."""
@@ -278,20 +291,3 @@ class Scheduler:
         """Plan it, and charge its tenant."""
         self._draft.add(sequence, num_new)
         self.tenants.charge(sequence, num_new)
-
-    def _append(self, sequence: Sequence, token: int, logprobs: TokenLogprobs | None) -> Delivery:
-        if token == NO_TOKEN:
-            output = Output(finish_reason=FinishReason.ERROR, error=_NO_TOKEN_LEFT)
-            return self._roster.finish(sequence, output)
-        sequence.tokens.append(token)
-        self._tally.num_generated += 1
-        stats = None
-        if sequence.first_token_s is None:
-            stats = sequence.begin_output(self._clock())
-            self._tally.num_prompt_tokens += stats.num_prompt_tokens
-        reason, stop_token = sequence.finish_reason(token, self.limits.max_model_len)
-        output = Output((token,), (logprobs,) if logprobs else (), reason, stop_token, stats=stats)
-        if reason is None:
-            return sequence.request, output
-        self._policy.estimate.learn(sequence.num_output_tokens)
-        return self._roster.finish(sequence, output)

@@ -23,7 +23,8 @@ class SampledRows:
 
     `rows` index the plan's rows. `positions` are the new tokens' indices in their sequences: with
     `seeds` they alone decide the random draw. `edits` is None where no row's logits are changed.
-    `constrained` are the rows that follow a grammar.
+    `constrained` are the rows that follow a grammar. While it `is_open`, both are still to come: they depend
+    on tokens of the step before, which are not known yet.
     """
 
     rows: array[int] = field(default_factory=lambda: array("q"))
@@ -32,6 +33,18 @@ class SampledRows:
     positions: array[int] = field(default_factory=lambda: array("Q"))
     edits: LogitEdits | None = None
     constrained: list[ConstrainedRow] = field(default_factory=list)
+    is_open: bool = False
+
+
+@dataclass(slots=True)
+class CarriedTokens:
+    """Token `places[i]` of the plan is the one that entry `entries[i]` of the step before it samples.
+
+    The two steps may be in flight together: then only the device knows it.
+    """
+
+    places: array[int] = field(default_factory=lambda: array("q"))
+    entries: array[int] = field(default_factory=lambda: array("q"))
 
 
 @dataclass(slots=True)
@@ -62,9 +75,10 @@ class StepPlan:
     """B rows, T tokens in all. Row i computes `num_new[i]` tokens from position `num_computed[i]` on.
 
     `token_ids` holds the rows' new tokens one after the other (length T). `block_tables[i]` names the
-    blocks that hold row i's KV up to `num_computed[i] + num_new[i]`; the runner reads it during this
-    step only. A row may read blocks that an earlier row of the same step writes: within each layer all
-    KV is written before any is read. `copies` come before everything else; no block is the target of two,
+    blocks that hold row i's KV up to `num_computed[i] + num_new[i]`; the runner reads it while it launches
+    this step only. What `token_ids` holds in the places of `carried` tokens means nothing. A row may read
+    blocks that an earlier row of the same step writes: within each layer all KV is written before any is
+    read. `copies` come before everything else; no block is the target of two,
     or source and target at once. `scored` is None where nobody asks for log-probabilities of a prompt.
     """
 
@@ -76,6 +90,7 @@ class StepPlan:
     sampled: SampledRows = field(default_factory=SampledRows)
     scored: ScoredRows | None = None
     copies: list[BlockCopy] = field(default_factory=list)
+    carried: CarriedTokens = field(default_factory=CarriedTokens)
 
     @property
     def num_tokens(self) -> int:

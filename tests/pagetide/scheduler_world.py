@@ -55,7 +55,7 @@ class World:
         if plan is not None and fails:
             self._take(self.scheduler.fail("planted"))
         elif plan is not None:
-            self._take(self.scheduler.update(plan, self._runner.run(plan)))
+            self._take(self.scheduler.update(self._runner.run(plan)))
         return plan
 
     def run_until_idle(self, most_steps: int = 100_000) -> None:

@@ -79,6 +79,17 @@ def test_a_retracted_block_is_not_found_and_becomes_blank() -> None:
     pool.check()
 
 
+def test_a_block_that_nobody_holds_any_more_becomes_blank_when_it_is_retracted() -> None:
+    pool = BlockPool(1)
+    (block,) = pool.allocate(1)
+    pool.publish(block, named(b"never written"))
+    pool.release([block])
+    pool.retract(block)
+    assert pool.num_cached == 0
+    assert pool.state(block) == "blank"
+    pool.check()
+
+
 def test_check_notices_a_lost_block() -> None:
     pool = BlockPool(2)
     pool._blank.pop()

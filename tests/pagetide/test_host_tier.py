@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from array import array
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,10 +11,12 @@ import pytest
 import torch
 from test_runner import KV_BLOCK_BYTES, WAIT_S, engine, generate, random_prompts
 
+from pagetide.block_pool import BlockPool
 from pagetide.build import build
 from pagetide.config import Settings, SettingsError
 from pagetide.host_memory import HostMemory
-from pagetide.kv_pool import Moved
+from pagetide.kv_pool import HostTier, Moved
+from pagetide.prefix_index import Content
 from pagetide.request import SamplingParams
 
 
@@ -53,6 +56,28 @@ def test_a_damaged_slot_is_noticed_and_not_loaded() -> None:
     memory.load(0, block=1)
     assert [m.ok for m in wait(memory, lambda moved: len(moved) == 1)] == [False]
     assert torch.equal(kv[0][1], caches(torch.float32)[0][1])
+
+
+def test_what_a_failed_step_was_to_fill_is_not_kept_although_it_was_saved() -> None:
+    """The step failed while a block of it, which nobody held any more, was on its way to the host."""
+    pool = BlockPool(2)
+    memory = HostMemory(caches(torch.float32), num_slots=2)
+    tier = HostTier(pool, 2, memory)
+    tokens = array("i", range(16))
+    good, bad = pool.allocate(2)
+    for block in (good, bad):
+        pool.publish(block, Content(bytes([block]), b"root", tokens))
+        pool.release([block])
+    tier.start_moves(list, lambda: 8, None)
+    assert set(tier.pinned) == {good, bad}
+    pool.retract(bad)
+    give_up_s = time.monotonic() + WAIT_S
+    while tier.pinned:
+        assert time.monotonic() < give_up_s
+        tier.settle()
+    assert [bytes([block]) in tier for block in (good, bad)] == [True, False]
+    assert [pool.state(block) for block in (good, bad)] == ["cached", "blank"]
+    pool.check()
 
 
 def test_an_engine_with_a_host_tier_gives_the_same_tokens_from_blocks_that_went_and_came_back(

@@ -24,8 +24,12 @@ def rows(params: list[SamplingParams], seeds: list[int], positions: list[int]) -
     )
 
 
+def sample(logits: torch.Tensor, sampled: SampledRows) -> sampler.Told:
+    return sampler.sample(logits, sampled).read()
+
+
 def draw(logits: torch.Tensor, params: SamplingParams, seed: int, position: int) -> int:
-    tokens, _ = sampler.sample(logits[None].clone(), rows([params], [seed], [position]))
+    tokens, _ = sample(logits[None].clone(), rows([params], [seed], [position]))
     return tokens[0]
 
 
@@ -48,10 +52,10 @@ def test_a_row_draws_the_same_token_alone_and_in_any_batch() -> None:
     logits = random_logits(70)
     params = [MIXED[i % len(MIXED)] for i in range(70)]
     alone = [draw(logits[i], params[i], seed=i, position=3 * i) for i in range(70)]
-    together, _ = sampler.sample(logits.clone(), rows(params, list(range(70)), [3 * i for i in range(70)]))
+    together, _ = sample(logits.clone(), rows(params, list(range(70)), [3 * i for i in range(70)]))
     assert together == alone
     order = torch.randperm(70, generator=torch.Generator().manual_seed(1)).tolist()
-    shuffled, _ = sampler.sample(
+    shuffled, _ = sample(
         logits[order].clone(), rows([params[i] for i in order], order, [3 * i for i in order])
     )
     assert shuffled == [alone[i] for i in order]
@@ -67,7 +71,7 @@ def test_parameters_at_the_edges_of_what_numbers_can_be_disturb_no_other_row() -
     ]
     logits = random_logits(4)
     params = [MIXED[3], *edges]
-    together, _ = sampler.sample(logits.clone(), rows(params, [7] * 4, [1] * 4))
+    together, _ = sample(logits.clone(), rows(params, [7] * 4, [1] * 4))
     assert together[0] == draw(logits[0], MIXED[3], seed=7, position=1)
     assert all(0 <= token < VOCAB for token in together)
 
@@ -129,7 +133,7 @@ def test_filters_leave_exactly_the_tokens_of_their_definitions(params: SamplingP
     expected = allowed(logits, params)
     count = 1000
     batch = logits.expand(count, -1).contiguous()
-    drawn = set(sampler.sample(batch, rows([params] * count, list(range(count)), [0] * count))[0])
+    drawn = set(sample(batch, rows([params] * count, list(range(count)), [0] * count))[0])
     assert drawn <= expected
     if len(expected) < 20:
         assert drawn == expected
@@ -140,9 +144,7 @@ def test_draws_follow_the_distribution() -> None:
     logits = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, -1.0, -2.0, 0.2])
     count = 20_000
     batch = logits.expand(count, -1).contiguous()
-    tokens, _ = sampler.sample(
-        batch.clone(), rows([SamplingParams()] * count, list(range(count)), [11] * count)
-    )
+    tokens, _ = sample(batch.clone(), rows([SamplingParams()] * count, list(range(count)), [11] * count))
     observed = np.bincount(tokens, minlength=8)
     expected = torch.softmax(logits.double(), -1).numpy() * count
     assert float(((observed - expected) ** 2 / expected).sum()) < 24.3
@@ -160,23 +162,23 @@ def test_banned_tokens_are_never_drawn() -> None:
     sampled = rows([SamplingParams(temperature=0)], [0], [0])
     sampled.edits = LogitEdits()
     sampled.edits.banned.add(0, array("i", [1]))
-    assert sampler.sample(logits, sampled)[0] == [2]
+    assert sample(logits, sampled)[0] == [2]
 
 
 @pytest.mark.parametrize("params", MIXED)
 def test_a_row_that_may_get_no_token_gets_none_and_its_neighbours_theirs(params: SamplingParams) -> None:
     logits = random_logits(3)
     sampled = rows([params] * 3, [1, 2, 3], [4, 5, 6])
-    alone = sampler.sample(logits.clone(), sampled)[0]
+    alone = sample(logits.clone(), sampled)[0]
     sampled.edits = LogitEdits()
     sampled.edits.banned.add(1, array("i", range(VOCAB)))
-    assert sampler.sample(logits.clone(), sampled)[0] == [alone[0], NO_TOKEN, alone[2]]
+    assert sample(logits.clone(), sampled)[0] == [alone[0], NO_TOKEN, alone[2]]
 
 
 def test_logprobs_are_of_the_unscaled_distribution_and_only_for_rows_that_ask() -> None:
     logits = random_logits(3)
     params = [SamplingParams(temperature=0.5, logprobs=2), SamplingParams(), SamplingParams(logprobs=0)]
-    tokens, logprobs = sampler.sample(logits.clone(), rows(params, [1, 2, 3], [4, 5, 6]))
+    tokens, logprobs = sample(logits.clone(), rows(params, [1, 2, 3], [4, 5, 6]))
     expected = logits.log_softmax(-1)
     assert logprobs[1] is None
     assert logprobs[0] is not None
@@ -194,7 +196,7 @@ def test_logprobs_are_those_before_anything_was_changed() -> None:
     sampled.edits = LogitEdits()
     sampled.edits.banned.add(0, array("i", [1]))
     expected = logits[0].log_softmax(-1).tolist()
-    tokens, (told,) = sampler.sample(logits.clone(), sampled)
+    tokens, (told,) = sample(logits.clone(), sampled)
     assert tokens == [2]
     assert told == TokenLogprobs(pytest.approx(expected[2]), 2, ((1, pytest.approx(expected[1])),))
 
@@ -202,6 +204,6 @@ def test_logprobs_are_those_before_anything_was_changed() -> None:
 @pytest.mark.parametrize("asked", [-1, VOCAB, VOCAB + 1])
 def test_all_logprobs_are_told_when_minus_one_or_more_than_there_are_are_asked_for(asked: int) -> None:
     logits = random_logits(1)
-    _, (told,) = sampler.sample(logits.clone(), rows([SamplingParams(logprobs=asked)], [0], [0]))
+    _, (told,) = sample(logits.clone(), rows([SamplingParams(logprobs=asked)], [0], [0]))
     assert told is not None
     assert sorted(token for token, _ in told.top) == list(range(VOCAB))

@@ -128,7 +128,7 @@ def slowly(decoder: Decoder, prompt: list[int], params: SamplingParams) -> list[
         rows = SampledRows(
             array("q", [0]), [params], array("Q", [params.seed or 0]), array("Q", [len(prompt + output)])
         )
-        output += sampler.sample(edits[None], rows)[0]
+        output += sampler.sample(edits[None], rows).read()[0]
         if output[-1] == EOS and len(output) > params.min_tokens:
             break
     return output

@@ -161,7 +161,7 @@ def test_a_sequence_that_may_get_no_token_ends_with_the_reason_and_the_others_go
     stuck, other = w.submit([1, 2], max_tokens=4), w.submit([3, 4], max_tokens=4)
     plan = w.scheduler.plan()
     assert plan is not None
-    deliveries = w.scheduler.update(plan, StepResult([NO_TOKEN, 5], [None, None]))
+    deliveries = w.scheduler.update(StepResult([NO_TOKEN, 5], [None, None]))
     outputs = {request.id: output for request, output in deliveries}
     assert outputs[stuck].finish_reason is FinishReason.ERROR
     assert "no token is left to choose from" in (outputs[stuck].error or "")

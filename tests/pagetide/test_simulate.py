@@ -7,9 +7,11 @@ from collections import Counter
 from collections.abc import Iterator
 
 import pytest
+from simulation.planted_overlapped import steps_fail_often
 from simulation.scenario import make_scenario
 from simulation.simulation import Simulation
 
+from pagetide.loops import MakeLoop, OverlappedLoop, PlainLoop
 from pagetide.request import FinishReason
 
 
@@ -21,10 +23,18 @@ def _quiet() -> Iterator[None]:
     logging.disable(logging.NOTSET)
 
 
+@pytest.mark.parametrize("loop", [PlainLoop, OverlappedLoop])
 @pytest.mark.parametrize("start", range(150, 300, 50))
-def test_every_promise_holds_in_fifty_worlds(start: int) -> None:
+def test_every_promise_holds_in_fifty_worlds(start: int, loop: MakeLoop) -> None:
     for seed in range(start, start + 50):
-        Simulation(seed).run()
+        Simulation(seed, loop=loop).run()
+
+
+@pytest.mark.parametrize("loop", [PlainLoop, OverlappedLoop])
+def test_every_promise_holds_where_every_third_step_fails(loop: MakeLoop) -> None:
+    with steps_fail_often():
+        for seed in range(60):
+            Simulation(seed, loop=loop).run()
 
 
 HAPPENS = {
@@ -37,6 +47,8 @@ HAPPENS = {
     "host saves",
     "host loads",
     "damaged loads",
+    "rows for nothing",
+    "sequences started again",
     *(reason.value for reason in FinishReason),
 }
 
@@ -45,9 +57,10 @@ def test_all_that_can_go_wrong_does_go_wrong() -> None:
     """A world in which nothing happens proves nothing."""
     coverage: Counter[str] = Counter()
     for seed in range(150):
-        simulation = Simulation(seed)
-        simulation.run()
-        coverage += simulation.coverage
+        for loop in (PlainLoop, OverlappedLoop):
+            simulation = Simulation(seed, loop=loop)
+            simulation.run()
+            coverage += simulation.coverage
     assert not HAPPENS - coverage.keys()
 
 
@@ -65,8 +78,9 @@ def test_worlds_hold_what_clients_and_bad_luck_bring() -> None:
     assert max(len(arrival.prompt) for arrival in arrivals) > 100
 
 
-def test_a_seed_replays_to_the_same_steps() -> None:
-    runs = [Simulation(4, trace=True) for _ in range(2)]
+@pytest.mark.parametrize("loop", [PlainLoop, OverlappedLoop])
+def test_a_seed_replays_to_the_same_steps(loop: MakeLoop) -> None:
+    runs = [Simulation(4, trace=True, loop=loop) for _ in range(2)]
     for run in runs:
         run.run()
     assert len(runs[0].lines) > 10

@@ -108,7 +108,7 @@ def check_blocks(scheduler: Scheduler) -> None:
     pool, scope = scheduler.pool, scheduler.tenants.policies.prefix_scope
     tables = [(sequence, list(sequence.block_table)) for sequence in scheduler.sequences]
     users = Counter(itertools.chain.from_iterable(table for _, table in tables))
-    refs = users + Counter(scheduler.tier.pinned)
+    refs = users + Counter(scheduler.tier.pinned) + Counter(scheduler.flights.sources)
     told = {block: count for block in range(pool.num_blocks) if (count := pool.refs(block))}
     assert told == refs, f"references {told}, users {dict(refs)}"
     contents: dict[int, bytes] = {}

@@ -7,7 +7,7 @@ from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from simulation.simulation import Clock
+from simulation.device import Clock
 
 from pagetide.block_pool import BlockPool, chain_root
 from pagetide.engine import Engine

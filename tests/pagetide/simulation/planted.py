@@ -26,7 +26,7 @@ Plant = Callable[[], AbstractContextManager[Any]]
 
 
 def a_failed_step_leaves_its_blocks_to_be_hit() -> AbstractContextManager[Any]:
-    return patch.object(Draft, "undo", Draft._release_sources)
+    return patch.object(Draft, "undo", Draft.release_sources)
 
 
 def an_ended_sequence_keeps_its_blocks() -> AbstractContextManager[Any]:

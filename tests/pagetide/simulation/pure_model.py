@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from zlib import crc32
 
 import numpy as np
@@ -71,15 +71,21 @@ class PureRunner:
         self.kv = np.full((num_blocks, BLOCK_SIZE), 0xDEAD, np.uint32)
 
     def run(self, plan: StepPlan) -> StepResult:
+        drawn = draw(plan, self.forward(plan, ()))
+        return StepResult(drawn, [None] * len(drawn))
+
+    def forward(self, plan: StepPlan, carried: Sequence[int]) -> list[Digests]:
+        """What each sampled row's token is drawn from. `carried` are the tokens of the step before."""
         for copy in plan.copies:
             self.kv[copy.target] = self.kv[copy.source]
-        tokens = plan.token_ids
+        tokens = plan.token_ids[:]
+        for place, entry in zip(plan.carried.places, plan.carried.entries, strict=True):
+            tokens[place] = carried[entry]
         start = 0
         for row, num_new in enumerate(plan.num_new):
             self._write(plan, row, tokens[start : start + num_new])
             start += num_new
-        drawn = [self._draw(plan, entry) for entry in range(len(plan.sampled.rows))]
-        return StepResult(drawn, [None] * len(drawn))
+        return [self._read(plan, entry) for entry in range(len(plan.sampled.rows))]
 
     def _write(self, plan: StepPlan, row: int, tokens: array[int]) -> None:
         table, start = plan.block_tables[row], plan.num_computed[row]
@@ -88,15 +94,22 @@ class PureRunner:
             previous = digest(previous, token)
             self.kv[table[position // BLOCK_SIZE], position % BLOCK_SIZE] = previous
 
-    def _draw(self, plan: StepPlan, entry: int) -> int:
-        sampled = plan.sampled
-        row = sampled.rows[entry]
+    def _read(self, plan: StepPlan, entry: int) -> Digests:
+        row = plan.sampled.rows[entry]
         end = plan.num_computed[row] + plan.num_new[row]
         table = np.frombuffer(plan.block_tables[row], np.int32)
-        digests = self.kv[table[: -(-end // BLOCK_SIZE)]].reshape(-1)[:end]
-        assert sampled.positions[entry] == end, "the new token's position is not the sequence's end"
-        seed = sampled.seeds[entry] if sampled.params[entry].temperature > 0 else None
-        return next_token(digests, seed, _banned(plan, entry))
+        assert plan.sampled.positions[entry] == end, "the new token's position is not the sequence's end"
+        return self.kv[table[: -(-end // BLOCK_SIZE)]].reshape(-1)[:end]
+
+
+def draw(plan: StepPlan, digests: list[Digests]) -> list[int]:
+    """A token for each sampled row, within what its edits leave."""
+    sampled = plan.sampled
+    assert not sampled.is_open, "tokens are chosen before it is known from which"
+    return [
+        next_token(each, seed if params.temperature > 0 else None, _banned(plan, entry))
+        for entry, (each, seed, params) in enumerate(zip(digests, sampled.seeds, sampled.params, strict=True))
+    ]
 
 
 def _banned(plan: StepPlan, entry: int) -> set[int]:

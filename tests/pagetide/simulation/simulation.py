@@ -11,6 +11,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from simulation.checks import Ledger, check_blocks, check_plan, hits_in_flight
+from simulation.device import Clock, Device
 from simulation.pure_model import EOS, PureRunner, pure_output
 from simulation.scenario import Arrival, Scenario, make_scenario
 from simulation.show import block_map, plan_line
@@ -19,31 +20,19 @@ from simulation.turns import Turns
 
 from pagetide.admission import PeakEstimate
 from pagetide.block_pool import BlockPool, chain_root
-from pagetide.config import BLOCK_SIZE
 from pagetide.engine import Engine
 from pagetide.kv_pool import HostTier, NoTier
-from pagetide.request import Request, Sequence
+from pagetide.loops import MakeLoop, PlainLoop
+from pagetide.request import Request, Sequence, Status
 from pagetide.scheduler import Scheduler
 from pagetide.stats import StepStats
-from pagetide.step import StepPlan, StepResult
+from pagetide.step import StepPlan
 
 MAX_WAITING = 1000
 
 
-class InjectedError(Exception):
-    """A step failure that the scenario asked for."""
-
-
 class SimulationError(AssertionError):
     """What went wrong, in which seed, at which step, and where every block was."""
-
-
-@dataclass(slots=True)
-class Clock:
-    now_s: float = 0.0
-
-    def __call__(self) -> float:
-        return self.now_s
 
 
 class Misled(PeakEstimate):
@@ -51,32 +40,6 @@ class Misled(PeakEstimate):
 
     def tokens_left(self, sequence: Sequence) -> int:
         return min(1, sequence.most_left)
-
-
-@dataclass(slots=True)
-class Runner:
-    """Takes simulated time, fails when told to, and keeps the last plan for the checks."""
-
-    scenario: Scenario
-    clock: Clock
-    model: PureRunner
-    num_steps: int = 0
-    plan: StepPlan | None = None
-
-    def run(self, plan: StepPlan) -> StepResult:
-        self.num_steps += 1
-        self.plan = plan
-        self.clock.now_s += self.scenario.step_s + self.scenario.token_s * plan.num_tokens
-        if self.num_steps in self.scenario.failing_steps:
-            self._scribble(plan)
-            raise InjectedError(f"step {self.num_steps} was told to fail")
-        return self.model.run(plan)
-
-    def _scribble(self, plan: StepPlan) -> None:
-        """What a step leaves behind that breaks off midway: nobody may ever read it."""
-        for table, start, count in zip(plan.block_tables, plan.num_computed, plan.num_new, strict=True):
-            for position in range(start, start + count):
-                self.model.kv[table[position // BLOCK_SIZE], position % BLOCK_SIZE] = 0xBAD
 
 
 @dataclass(slots=True)
@@ -88,10 +51,11 @@ class _Event:
 
 @dataclass(slots=True)
 class Simulation:
-    """`lines` collects one line a step when `trace` is set."""
+    """One world under one of the engine's loops. `lines` collects one line a step when `trace` is set."""
 
     seed: int
     trace: bool = False
+    loop: MakeLoop = PlainLoop
     scenario: Scenario = field(init=False)
     clock: Clock = field(default_factory=Clock)
     ledger: Ledger = field(default_factory=Ledger)
@@ -99,16 +63,17 @@ class Simulation:
     coverage: Counter[str] = field(default_factory=Counter)
     lines: list[str] = field(default_factory=list)
     scheduler: Scheduler = field(init=False)
-    runner: Runner = field(init=False)
+    device: Device = field(init=False)
     engine: Engine = field(init=False)
     events: list[_Event] = field(init=False)
 
     def __post_init__(self) -> None:
         self.scenario = make_scenario(self.seed)
-        self.runner = Runner(self.scenario, self.clock, PureRunner(self.scenario.num_blocks))
+        model = PureRunner(self.scenario.num_blocks)
+        self.device = Device(self.scenario, self.clock, model, random.Random(self.seed))
         self.scheduler = self._make_scheduler()
         self.engine = Engine(
-            self.scheduler, self.runner, MAX_WAITING, on_step=self._on_step, clock=self.clock
+            self.scheduler, self.device, MAX_WAITING, on_step=self._on_step, clock=self.clock, loop=self.loop
         )
         events = [
             event for i, arrival in enumerate(self.scenario.arrivals) for event in self._events(i, arrival)
@@ -138,7 +103,8 @@ class Simulation:
 
     def _make_tier(self, pool: BlockPool) -> HostTier:
         num_slots = self.scenario.num_host_slots
-        mover = SlowMover(self.runner.model.kv, num_slots, random.Random(self.seed), self.coverage)
+        kv, fence = self.device.model.kv, self.device.fence
+        mover = SlowMover(kv, fence, num_slots, random.Random(self.seed), self.coverage)
         return HostTier(pool, num_slots, mover)
 
     def _events(self, request_id: int, arrival: Arrival) -> list[_Event]:
@@ -161,16 +127,16 @@ class Simulation:
 
     def _turn(self) -> None:
         self._let_things_happen()
-        self.runner.plan, started_s = None, self.clock.now_s
+        self.device.plan, started_s, num_over = None, self.clock.now_s, self.coverage["steps"]
         decoding, before = self.ledger.decoding(self.scheduler), self.turns.before(self.scheduler)
         self.engine.turn(wait=False)
         self.ledger.check_ended(started_s)
         self.ledger.check_preemptions(self.scheduler)
         check_blocks(self.scheduler)
-        if self.runner.plan is None:
+        if self.device.plan is not None:
+            self._check_step(self.device.plan, decoding, before, started_s)
+        elif self.coverage["steps"] == num_over:
             self._pass_time()
-        else:
-            self._check_step(self.runner.plan, decoding, before, started_s)
 
     def _check_step(
         self, plan: StepPlan, decoding: list[Sequence], before: dict[int, Sequence], planned_s: float
@@ -183,8 +149,11 @@ class Simulation:
         self.ledger.count_step()
         self.coverage["copies"] += len(plan.copies)
         self.coverage["hits on blocks of the same step"] += hits_in_flight(plan)
+        statuses = Counter(sequence.status for sequence in planned.values())
+        self.coverage["sequences started again"] += statuses[Status.WAITING]
+        self.coverage["rows for nothing"] += statuses[Status.FINISHED] if self.scheduler.flights else 0
         if self.trace:
-            self.lines.append(plan_line(self.runner.num_steps, self.clock.now_s, plan))
+            self.lines.append(plan_line(self.device.num_steps, self.clock.now_s, plan))
 
     def _on_step(self, stats: StepStats) -> None:
         """What the world made the scheduler do: a world in which nothing happens proves nothing."""
@@ -214,8 +183,8 @@ class Simulation:
             raise AssertionError("work is left, nothing was planned, and nothing is awaited")
 
     def _report(self, error: Exception) -> str:
-        step = self.runner.num_steps
-        plan = plan_line(step, self.clock.now_s, self.runner.plan) if self.runner.plan else "none"
+        step = self.device.num_steps
+        plan = plan_line(step, self.clock.now_s, self.device.plan) if self.device.plan else "none"
         return (
             f"seed {self.seed}, step {step}: {type(error).__name__}: {error}\n"
             f"last plan: {plan}\n{block_map(self.scheduler)}"
