@@ -40,6 +40,7 @@ CHAINS = (
             "pagetide.logprobs",
             "pagetide.grammar_masks",
             "pagetide.sampler",
+            "pagetide.graphs",
         },
         {"pagetide.runner"},
         {"pagetide.step_thread"},

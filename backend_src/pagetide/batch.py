@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import bisect
 from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,6 +14,9 @@ from pagetide.config import BLOCK_SIZE
 from pagetide.step import StepPlan
 
 Ints = npt.NDArray[np.int64]
+
+_EVERY = 16
+"""Above this many rows sizes are its multiples, so that at most one less is padding; below, powers of two."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,3 +73,23 @@ def _pad(tables: list[array[int]]) -> npt.NDArray[np.int32]:
     zeros = bytes(4 * longest)
     flat = bytearray().join(part for table in tables for part in (table, zeros[4 * len(table) :]))
     return np.frombuffer(flat, np.int32).reshape(len(tables), longest)
+
+
+def sizes(most: int) -> list[int]:
+    """How many rows graphs have, for steps of 1 to `most`: at least 1."""
+    powers = [2**i for i in range(_EVERY.bit_length()) if 2**i < most]
+    return [*powers, *range(2 * _EVERY, most, _EVERY), most]
+
+
+def size_for(num_rows: int, sizes: Sequence[int]) -> int:
+    """The smallest of the rising `sizes` that holds the rows; one does."""
+    return sizes[bisect.bisect_left(sizes, num_rows)]
+
+
+def padded(batch: Batch, size: int) -> Ints:
+    """[3, size] positions, slots and kv_lens of a batch of one token a row. Rows beyond it touch no block."""
+    filled = np.zeros((3, size), np.int64)
+    num_rows = len(batch.positions)
+    filled[1, num_rows:] = -1
+    filled[:, :num_rows] = batch.positions, batch.slots, batch.geometry.kv_lens
+    return filled

@@ -14,10 +14,13 @@ from pathlib import Path
 import torch
 
 from pagetide import tokenizer, weights
+from pagetide.batch import sizes
 from pagetide.block_pool import BlockPool, chain_root
+from pagetide.block_tables import blocks_for
 from pagetide.config import BLOCK_SIZE, Settings, SettingsError
 from pagetide.engine import Engine
 from pagetide.faults import NO_FAULTS, Faults
+from pagetide.graphs import CudaCapture, DecodeGraphs
 from pagetide.host_memory import HostMemory, check_fits_in_memory
 from pagetide.kv_pool import HostTier, NoTier
 from pagetide.layers import FixedLinear, Linear
@@ -199,7 +202,12 @@ def _limits(settings: Settings, model: Decoder) -> Limits:
 
 def _runner(settings: Settings, model: Decoder) -> Runner:
     kernels = ops.simulated_cuda if settings.device == "sim" else nullcontext
-    return Runner(model, _num_blocks(settings, model), kernels, _most_queries(settings, model))
+    runner = Runner(model, _num_blocks(settings, model), kernels, _most_queries(settings, model))
+    most_rows = min(settings.max_graph_rows, settings.max_running)
+    if model.device.type == "cuda" and most_rows and os.environ.get("PAGETIDE_DEBUG") != "1":
+        blocks = min(blocks_for(_limits(settings, model).max_model_len), _num_blocks(settings, model))
+        runner.graphs = DecodeGraphs(model, runner.kv_caches, sizes(most_rows), blocks, CudaCapture())
+    return runner
 
 
 def _most_queries(settings: Settings, model: Decoder) -> int:

@@ -60,7 +60,8 @@ class Settings:
     `max_output_tokens` asked for (None: what `max_model_len` leaves), `max_n` samples and `max_logprobs`
     (-1: no limit).
     `target_itl_ms` is what streams should wait between tokens at most; `offline` wants throughput only.
-    `overlap` plans each step while the one before it runs; None does on a GPU.
+    `overlap` plans each step while the one before it runs (docs/gpu.md); None does on a GPU. There, decode
+    steps of up to `max_graph_rows` sequences run as CUDA graphs; 0: none does.
     `deterministic` keeps to linears that give a row the same bits in any batch, where others are faster.
     A grammar has at most `max_grammar_bytes` and compiles within `max_grammar_s` seconds; those compiled last
     stay, within `grammar_cache_bytes`.
@@ -92,6 +93,7 @@ class Settings:
     target_itl_ms: float | None = None
     offline: bool = False
     overlap: bool | None = None
+    max_graph_rows: int = 256
     deterministic: bool = False
     max_grammar_bytes: int = 64 * 2**10
     max_grammar_s: float = 5.0
@@ -119,6 +121,7 @@ class Settings:
                 _at_least(name, getattr(self, name), 1)
         _at_least("max_logprobs", self.max_logprobs, -1)
         _at_least("num_threads", self.num_threads, 0)
+        _at_least("max_graph_rows", self.max_graph_rows, 0)
         _at_least("host_cache_bytes", self.host_cache_bytes, 0)
         _at_least("grammar_cache_bytes", self.grammar_cache_bytes, 0)
         _above_zero("max_grammar_s", self.max_grammar_s)

@@ -1,4 +1,4 @@
-"""StepPlan → tensors → forward → StepResult. Owns the KV cache; one packed step, no padding."""
+"""StepPlan → tensors → forward → StepResult. Owns the KV cache; one packed step, padded for graphs only."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import torch
 
 from pagetide import sampler
 from pagetide.batch import Batch, Geometry, Ints, ints
-from pagetide.config import BLOCK_SIZE
 from pagetide.grammar_masks import MaskThread, StepMasks
+from pagetide.graphs import Graphs, NoGraphs
 from pagetide.layers import AttentionBatch
 from pagetide.logprobs import describe
 from pagetide.model import Decoder
@@ -65,6 +65,7 @@ class Runner:
         self._most_queries = most_queries
         self._masks = MaskThread(model.config.vocab_size)
         self._newest: Launched | None = None
+        self.graphs: Graphs = NoGraphs()
         self.kv_caches = new_kv_caches(model, num_blocks)
 
     def run(self, plan: StepPlan) -> StepResult:
@@ -104,8 +105,11 @@ class Runner:
         geometry = batch.cut(self._most_queries) if self._most_queries else batch.geometry
         with self._kernels():
             self._copy_blocks(plan.copies)
+            token_ids = self._token_ids(plan, carried)
+            if self.graphs.takes(batch):
+                return self.graphs.logits(batch, token_ids), []
             states = self._model.states(
-                self._token_ids(plan, carried),
+                token_ids,
                 self._to_device(batch.positions),
                 self.kv_caches,
                 self._attention(geometry, batch.slots),

@@ -22,6 +22,11 @@ def upload(values: npt.NDArray[Any], device: torch.device, dtype: torch.dtype | 
     return _pinned(tensor, device).to(device, non_blocking=True)
 
 
+def stage(values: npt.NDArray[Any], target: torch.Tensor) -> None:
+    """Overwrites a tensor that stays where it is, in the order of its device's current stream."""
+    target.copy_(_pinned(torch.from_numpy(values), target.device), non_blocking=True)
+
+
 def _pinned(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     return tensor.pin_memory() if device.type == "cuda" else tensor
 
