@@ -46,7 +46,7 @@ def sample(logits: torch.Tensor, sampled: SampledRows, masks: StepMasks | None =
     """Choose one token a row.
 
     Args:
-        logits: [S, V] float32, row i for `sampled`'s entry i. Overwritten where there are edits.
+        logits: [S, V] float32, row i for `sampled`'s entry i. Overwritten.
         sampled: parameters, seeds and positions of the S rows, and what changes their logits.
         masks: what the grammars allow in the rows that follow one, None if there are none.
     """
