@@ -78,10 +78,10 @@ class GgufCheckpoint:
         """The part of a matrix as it is stored, where the kernels know its blocks; None: they do not."""
         stored = self._find(name)
         read = GGUF_BLOCKS.get(self._file.tensors[stored].kind.name)
-        if read is None:
-            return None
         rows, columns = index
-        weight = read(torch.from_numpy(self._file.blocks(stored, rows)))
+        weight = read and read(torch.from_numpy(self._file.blocks(stored, rows)))
+        if weight is None:
+            return None
         if self._is_permuted(name):
             weight = weight.map(lambda part: _unpermute(part, self.family.head_dim))
         return weight.inputs(columns)

@@ -20,8 +20,10 @@ HEAD_BITS = BITS | {"int4": 8}
 """The same of the head, whose errors go straight to the logits."""
 
 
-def _q8_0(blocks: torch.Tensor) -> QuantisedWeight:
-    return QuantisedWeight(_signed(blocks[..., 2:]), _halves(blocks, 0), None, 8)
+def _q8_0(blocks: torch.Tensor) -> QuantisedWeight | None:
+    """None where a code is -128, which ggml does not make and the kernels do not take."""
+    codes = _signed(blocks[..., 2:])
+    return None if (codes == -128).any() else QuantisedWeight(codes, _halves(blocks, 0), None, 8)
 
 
 def _q4_0(blocks: torch.Tensor) -> QuantisedWeight:
@@ -32,7 +34,7 @@ def _q4_1(blocks: torch.Tensor) -> QuantisedWeight:
     return QuantisedWeight(_nibbles(blocks[..., 4:]), _halves(blocks, 0), _halves(blocks, 2), 4)
 
 
-GGUF_BLOCKS: dict[str, Callable[[torch.Tensor], QuantisedWeight]] = {
+GGUF_BLOCKS: dict[str, Callable[[torch.Tensor], QuantisedWeight | None]] = {
     "Q4_0": _q4_0,
     "Q4_1": _q4_1,
     "Q8_0": _q8_0,

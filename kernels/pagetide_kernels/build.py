@@ -30,7 +30,15 @@ EXACT_FLAGS = ("-ffp-contract=off",)
 COMPLETE_FLAGS = ("-Wl,--no-undefined",)
 PER_ISA_SOURCES = ("attend.cpp", "decoder_rows.cpp", "project.cpp", "project_quantised.cpp")
 AVX2_FLAGS = ("-mavx2", "-mfma")
-AVX512_FLAGS = (*AVX2_FLAGS, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512bf16")
+AVX512_FLAGS = (
+    *AVX2_FLAGS,
+    "-mavx512f",
+    "-mavx512bw",
+    "-mavx512vl",
+    "-mavx512dq",
+    "-mavx512vbmi",
+    "-mavx512bf16",
+)
 
 Progress = Callable[[str], None]
 

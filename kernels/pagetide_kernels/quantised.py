@@ -24,8 +24,8 @@ _ELEMENTS = (torch.bfloat16, torch.float32)
 class QuantisedWeight:
     """A weight [N, K] in groups of GROUP inputs.
 
-    `codes` [N, K] int8 are of 8 `bits`, or of 4: 0 to 15 with minimums, -8 to 7 without. `scales` and
-    `minimums` [N, K / GROUP] are float16; minimums None: 0, always so for 8 bits.
+    `codes` [N, K] int8 are of 8 `bits`, -127 to 127, or of 4: 0 to 15 with minimums, -8 to 7 without.
+    `scales` and `minimums` [N, K / GROUP] are float16; minimums None: 0, always so for 8 bits.
     """
 
     codes: Tensor
@@ -112,12 +112,14 @@ def pack_codes(weight: QuantisedWeight, dtype: torch.dtype) -> PackedCodes:
         dtype: of the inputs and outputs it will be used with, bfloat16 or float32.
 
     Raises:
-        ArgumentError: another dtype, or a weight that is not on a CPU.
+        ArgumentError: another dtype, a weight that is not on a CPU, or a code of -128.
     """
     if dtype not in _ELEMENTS or weight.codes.device.type != "cpu":
         raise ArgumentError(
             f"pack_codes: weight is on {weight.codes.device} for {dtype}; expected cpu, bfloat16 or float32"
         )
+    if weight.bits == 8 and (weight.codes == -128).any():
+        raise ArgumentError("pack_codes: codes hold -128; expected -127 to 127")
     num_outputs, num_inputs = weight.codes.shape
     parts = [weight.scales] if weight.minimums is None else [weight.scales, weight.minimums]
     scales = _in_columns(torch.stack(parts, -1)).permute(0, 2, 3, 1)

@@ -99,10 +99,10 @@ def test_rows_may_lie_apart(isa, quantised):
     assert_right(ops.linear(apart, ops.pack_codes(coded, torch.bfloat16)), tokens, coded)
 
 
-@pytest.mark.parametrize(("bits", "codes"), [(8, range(-128, 128)), (4, range(-8, 8))])
+@pytest.mark.parametrize(("bits", "codes"), [(8, range(-127, 128)), (4, range(-8, 8))])
 def test_every_code_is_multiplied_as_the_number_it_is(isa, bits, codes):
     """Output n's code of input k is exact in a product with a unit vector, at any scale a float16 has."""
-    values = torch.tensor(codes, dtype=torch.int8).repeat(32 * 32 // len(codes)).view(32, 32)
+    values = torch.tensor(codes, dtype=torch.int8).repeat(1 + 32 * 32 // len(codes))[: 32 * 32].view(32, 32)
     for scale in (1.0, 2.0**-24, -(2.0**-20), 0.1, 65504.0):
         scales = torch.full((32, 1), scale).half()
         coded = ops.QuantisedWeight(values, scales, None, bits)
@@ -149,6 +149,9 @@ def test_what_cannot_be_quantised_or_packed_is_named():
         ArgumentError, match=r"pack_codes: weight is on cpu for torch\.float16; expected cpu, bfl"
     ):
         ops.pack_codes(ops.quantise(torch.zeros(4, 32), 8), torch.float16)
+    lowest = ops.QuantisedWeight(torch.full((4, 32), -128).char(), torch.ones(4, 1).half(), None, 8)
+    with pytest.raises(ArgumentError, match=r"pack_codes: codes hold -128; expected -127 to 127"):
+        ops.pack_codes(lowest, torch.bfloat16)
 
 
 def test_a_wrong_argument_is_named():

@@ -7,12 +7,15 @@ import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import pytest
+
 from pagetide_kernels import build, cpu
 
 DRIVER = Path(__file__).parent / "cpu_driver"
 CHECKED = ("-O1", "-g", "-Werror", "-fno-omit-frame-pointer", "-fno-sanitize-recover=all")
 
 
+@pytest.mark.timeout(900)
 def test_random_steps_and_layers_are_clean_and_right(tmp_path: Path):
     program = _build_driver(tmp_path, "-fsanitize=address,undefined")
     environment = {**os.environ, "OMP_NUM_THREADS": "3", "OMP_WAIT_POLICY": "PASSIVE"}

@@ -114,24 +114,43 @@ struct PairExpander<Format, false> {
   }
 };
 
-// A code moved to the top byte of 32 bits is its 2^24-fold, whatever its sign.
+// The bytes of bf16, low and high, of whole numbers below 128.
+struct BfloatBytes {
+  alignas(64) uint8_t low[128];
+  alignas(64) uint8_t high[128];
+
+  constexpr BfloatBytes() : low(), high() {
+    for (int i = 1, power = 0; i < 128; ++i) {
+      if (i == 2 << power) ++power;
+      const int bits = ((127 + power) << 7) + ((i - (1 << power)) << (7 - power));
+      low[i] = static_cast<uint8_t>(bits & 255);
+      high[i] = static_cast<uint8_t>(bits >> 8);
+    }
+  }
+};
+
+// The bytes of magnitudes are looked up; codes are -127 to 127.
 template <class Format>
 struct PairExpander<Format, true> {
-  static constexpr float kFactor = 0x1p-24f;
+  static constexpr float kFactor = 1.0f;
+  static constexpr BfloatBytes kBytes{};
 
   PAGETIDE_INLINE PairVec pair(__m512i codes, int j) const {
-    const __m512i low = j == 0 ? _mm512_slli_epi32(codes, 24) : only_top(_mm512_slli_epi32(codes, 8));
-    const __m512i high = only_top(j == 0 ? _mm512_slli_epi32(codes, 16) : codes);
-    return {_mm512_or_si512(_mm512_srli_epi32(as_float(low), 16), as_float(high))};
+    // Of four outputs that lie together, the first two codes, then the others.
+    const __m512i order = _mm512_broadcast_i32x4(
+        _mm_setr_epi8(0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15));
+    const __m512i paired = _mm512_shuffle_epi8(codes, order);
+    const __m512i magnitudes = _mm512_abs_epi8(paired);
+    const __m512i low = look_up(kBytes.low, magnitudes);
+    constexpr int kOrAnd = 0xf8;  // a | (b & c)
+    const __m512i high = _mm512_ternarylogic_epi32(look_up(kBytes.high, magnitudes), paired,
+                                                   _mm512_set1_epi8(-128), kOrAnd);
+    return {j == 0 ? _mm512_unpacklo_epi8(low, high) : _mm512_unpackhi_epi8(low, high)};
   }
 
  private:
-  static PAGETIDE_INLINE __m512i only_top(__m512i bits) {
-    return _mm512_and_si512(bits, _mm512_set1_epi32(static_cast<int>(0xff000000)));
-  }
-
-  static PAGETIDE_INLINE __m512i as_float(__m512i whole) {
-    return _mm512_castps_si512(_mm512_cvtepi32_ps(whole));
+  static PAGETIDE_INLINE __m512i look_up(const uint8_t (&table)[128], __m512i indices) {
+    return _mm512_permutex2var_epi8(_mm512_load_si512(table), indices, _mm512_load_si512(table + 64));
   }
 };
 

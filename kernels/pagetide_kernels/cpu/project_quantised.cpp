@@ -2,7 +2,7 @@
 // set.
 //
 // Codes are expanded on their way into the product: those of 4 bits take a shift and a look-up. Those of 8 bits
-// take more, and are unpacked into the L1 cache where many rows share them.
+// take twice that, and are unpacked into the L1 cache where many rows share them.
 
 #include <type_traits>
 
@@ -34,6 +34,7 @@ class QuantisedProjection {
 #else
   static constexpr bool kStreams = false;
 #endif
+  static constexpr int kStreamedRows = Format::kBits == 4 ? kTileRows : 2 * kGroupRows;
 
  public:
   explicit QuantisedProjection(const LinearCall& call)
@@ -82,7 +83,7 @@ class QuantisedProjection {
 
   void run_tile(Range tokens, Range columns) {
     std::memset(sums_, 0, sizeof sums_[0] * static_cast<size_t>(tokens.end - tokens.begin));
-    if (kStreams && (Format::kBits == 4 || tokens.end - tokens.begin <= kGroupRows)) {
+    if (kStreams && tokens.end - tokens.begin <= kStreamedRows) {
       stream(tokens, columns);
     } else {
       for (int group = 0; group < num_groups_; group += Unpacked::kGroups) {

@@ -92,7 +92,7 @@ Codes random_codes(int num_outputs, int num_inputs) {
   codes.minimum = random_int(0, 2);
   const size_t groups = size_t(codes.columns) * size_t(codes.groups);
   codes.codes.resize(groups * size_t(codes.group_bytes()));
-  for (uint8_t& code : codes.codes) code = uint8_t(random_int(0, 255));
+  for (uint8_t& code : codes.codes) code = uint8_t(random_int(-127, 127));
   for (size_t i = 0; i < groups * size_t(codes.parts); ++i) {
     const bool is_minimum = codes.parts == 2 && i % 2 == 1;
     codes.scales.insert(codes.scales.end(), kLanes, kHalves[is_minimum ? codes.minimum : codes.scale]);
