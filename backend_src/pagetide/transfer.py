@@ -18,17 +18,16 @@ def upload(values: npt.NDArray[Any], device: torch.device, dtype: torch.dtype | 
 
     On a CPU the tensor shares the array's memory, unless `dtype` is another one.
     """
-    tensor = torch.from_numpy(values).to(dtype)
-    return _pinned(tensor, device).to(device, non_blocking=True)
+    tensor = torch.from_numpy(values)
+    if device.type == "cuda":
+        tensor = tensor.to(dtype).pin_memory()
+    return tensor.to(device, dtype, non_blocking=True)
 
 
 def stage(values: npt.NDArray[Any], target: torch.Tensor) -> None:
     """Overwrites a tensor that stays where it is, in the order of its device's current stream."""
-    target.copy_(_pinned(torch.from_numpy(values), target.device), non_blocking=True)
-
-
-def _pinned(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    return tensor.pin_memory() if device.type == "cuda" else tensor
+    tensor = torch.from_numpy(values)
+    target.copy_(tensor.pin_memory() if target.is_cuda else tensor, non_blocking=True)
 
 
 def download(*tensors: torch.Tensor) -> Callable[[], tuple[torch.Tensor, ...]]:
