@@ -9,7 +9,8 @@ from html import escape
 from pathlib import Path
 
 WIDTH, HEIGHT, MARGIN = 520, 300, 56
-COLOURS = ("#1f77b4", "#d62728", "#2ca02c", "#9467bd")
+COLOURS = ("#1f77b4", "#d62728", "#2ca02c", "#9467bd", "#ff7f0e", "#17becf")
+GRID_COLUMNS = 2
 Points = Sequence[tuple[float, float]]
 
 
@@ -38,10 +39,15 @@ class _Scale:
 
 
 def write(path: Path, charts: Sequence[Chart]) -> None:
-    """One SVG file, the charts below each other."""
-    groups = [f'<g transform="translate(0 {i * HEIGHT})">{draw(chart)}</g>' for i, chart in enumerate(charts)]
+    """One SVG file, two charts a row."""
+    places = [divmod(i, GRID_COLUMNS) for i in range(len(charts))]
+    groups = [
+        f'<g transform="translate({column * WIDTH} {row * HEIGHT})">{draw(chart)}</g>'
+        for (row, column), chart in zip(places, charts, strict=True)
+    ]
+    width, height = WIDTH * min(GRID_COLUMNS, len(charts)), HEIGHT * (places[-1][0] + 1)
     path.write_text(
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{HEIGHT * len(charts)}" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
         f'font-family="sans-serif" font-size="11"><rect width="100%" height="100%" fill="white"/>'
         + "\n".join(groups)
         + "</svg>\n"
