@@ -178,7 +178,7 @@ class Worker {
   void copy_scales(int position, Range valid, int at) {
     const Vec keys = load(tile_scales(block(position, 0), call_.head_size));
     const Vec values = load(tile_scales(block(position, 1), call_.head_size));
-    store(keys * fill(Pack::kKeyFactor), key_scales_ + at);
+    store(keys, key_scales_ + at);
     store(select(valid, values, fill(0.0f)), value_scales_ + at);
   }
 

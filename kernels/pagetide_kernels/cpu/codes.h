@@ -61,15 +61,13 @@ PAGETIDE_INLINE Vec load_float16(const uint16_t* in) {
 
 #endif
 
-// Turns a column's groups into the words that `multiply_accumulate` takes. The words' values are codes times
-// 1 / kFactor.
+// Turns a column's groups into the words that `multiply_accumulate` takes.
 template <class Format, class Word>
 struct Expansion;
 
 template <class Format>
 struct Expansion<Format, float> {
   static constexpr int kDepth = kGroupInputs;
-  static constexpr float kFactor = 1.0f;
 
   static void unpack(const uint8_t* group, float* out) {
     for (int i = 0; i < Format::kLoads; ++i) {
@@ -104,7 +102,6 @@ struct PairExpander;
 
 template <class Format>
 struct PairExpander<Format, false> {
-  static constexpr float kFactor = 1.0f;
   static constexpr BfloatTable<Format::kZero> kTable{};
 
   __m512i table = _mm512_load_si512(kTable.bits);
@@ -132,7 +129,6 @@ struct BfloatBytes {
 // The bytes of magnitudes are looked up; codes are -127 to 127.
 template <class Format>
 struct PairExpander<Format, true> {
-  static constexpr float kFactor = 1.0f;
   static constexpr BfloatBytes kBytes{};
 
   PAGETIDE_INLINE PairVec pair(__m512i codes, int j) const {
@@ -157,7 +153,6 @@ struct PairExpander<Format, true> {
 template <class Format>
 struct Expansion<Format, BfloatPair> {
   static constexpr int kDepth = kGroupInputs / 2;
-  static constexpr float kFactor = PairExpander<Format>::kFactor;
 
   static void unpack(const uint8_t* group, BfloatPair* out) {
     const PairExpander<Format> expander;
@@ -182,7 +177,6 @@ PAGETIDE_INLINE uint32_t bfloat_bits(int32_t whole) {
 template <class Format>
 struct Expansion<Format, BfloatPair> {
   static constexpr int kDepth = kGroupInputs / 2;
-  static constexpr float kFactor = 1.0f;
 
   static void unpack(const uint8_t* group, BfloatPair* out) {
     for (int i = 0; i < Format::kLoads; ++i) {

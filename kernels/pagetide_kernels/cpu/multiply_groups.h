@@ -33,7 +33,7 @@ struct UnpackedGroups {
   void unpack(const uint8_t* codes, const uint16_t* halves, int column, int group) {
     Words::unpack(codes, words[column][group]);
     float* to = scales[column][group];
-    store(load_float16(halves) * fill(Words::kFactor), to);
+    store(load_float16(halves), to);
     if constexpr (Format::kHasMinimums) store(load_float16(halves + kLanes), to + kLanes);
   }
 
@@ -78,8 +78,7 @@ struct StreamedGroups {
   PAGETIDE_INLINE PairVec word(__m512i loaded, int j) const { return expander.pair(loaded, j); }
 
   PAGETIDE_INLINE Vec scale(int column, int group) const {
-    const Vec halves_there = load_float16(halves + place(column, group) * Format::kScales);
-    return halves_there * fill(PairExpander<Format>::kFactor);
+    return load_float16(halves + place(column, group) * Format::kScales);
   }
 
   PAGETIDE_INLINE Vec minimum(int column, int group) const {

@@ -15,7 +15,6 @@ template <class Element>
 struct Operands {
   using Word = float;
   static constexpr int kPerWord = 1;
-  static constexpr float kKeyFactor = 1.0f;  // of codes of keys, to what their words stand for
 
   static void pack_query(const Element* row, int head_size, Word* out) {
     for (int d = 0; d < head_size; d += kLanes) store(load(row + d), out + d);
@@ -56,7 +55,6 @@ struct Operands<bfloat16> {
   using Word = BfloatPair;
   using Codes = PairExpander<CodeFormat<8, false>>;
   static constexpr int kPerWord = 2;
-  static constexpr float kKeyFactor = Codes::kFactor;
 
   static void pack_query(const bfloat16* row, int head_size, Word* out) {
     std::memcpy(out, row, sizeof(bfloat16) * static_cast<size_t>(head_size));
