@@ -50,8 +50,8 @@ class Worker {
            2 * rows * call.state_size();
   }
 
-  Worker(const AttentionCall& call, const WorkItem& item, float* scratch)
-      : call_(call), item_(item), num_rows_(item.num_queries * call.group()) {
+  Worker(const AttentionCall& call, const WorkItem& item, const WorkItem* next, float* scratch)
+      : call_(call), item_(item), next_(next), num_rows_(item.num_queries * call.group()) {
     const auto take = [&](int64_t floats) {
       float* start = scratch;
       scratch += floats;
@@ -78,6 +78,7 @@ class Worker {
       if (item_.states == nullptr) add_to_totals();
     }
     if (item_.states == nullptr) write_outputs();
+    ahead_.fetch_all();
   }
 
   void merge() {
@@ -97,6 +98,12 @@ class Worker {
   // Positions that at least one of rows [first, last] sees.
   Range visible_to(int first, int last) const {
     return {call_.visible(position(first)).begin, position(last) + 1};
+  }
+
+  // Positions of the KV that an item works through.
+  Range seen_by(const WorkItem& item) const {
+    const Range all{call_.visible(item.first_position).begin, item.first_position + item.num_queries};
+    return overlap(all, {item.partitions.begin * kPartitionTokens, item.partitions.end * kPartitionTokens});
   }
 
   float* item_states(int partition) const {
@@ -137,29 +144,37 @@ class Worker {
 
   void attend_partition(int partition) {
     const int start = partition * kPartitionTokens;
-    const Range all = visible_to(0, num_rows_ - 1);
+    const Range all = seen_by(item_);
     const Range seen = overlap({start, start + kPartitionTokens}, all);
     const int first_tile = seen.begin / kTileTokens * kTileTokens;
     for (int tile_start = first_tile; tile_start < seen.end; tile_start += kTileTokens) {
-      look_ahead(overlap({tile_start + kTileTokens, tile_start + 2 * kTileTokens}, all));
+      look_ahead(tile_start + kTileTokens, all);
       attend_tile(clipped_tile(tile_start, seen));
     }
   }
 
-  // The next tile's keys are needed before its values.
-  void look_ahead(Range tokens) {
+  // To the tile from `start` on, or the first one of the next item.
+  void look_ahead(int start, Range all) {
     ahead_.clear(tile_size<Cache>(call_.head_size) * int64_t{sizeof(Cache)});
+    if (start < all.end) return add_ahead(item_, overlap({start, start + kTileTokens}, all));
+    if (next_ == nullptr) return;
+    const Range seen = seen_by(*next_);
+    add_ahead(*next_, overlap(seen, {0, (seen.begin / kTileTokens + 1) * kTileTokens}));
+  }
+
+  // Keys are needed before values.
+  void add_ahead(const WorkItem& item, Range tokens) {
     for (int key_or_value = 0; key_or_value < 2; ++key_or_value) {
       for (int position = tokens.begin; position < tokens.end; position += kBlockTokens) {
-        ahead_.add(block(position, key_or_value));
+        ahead_.add(block(item, position, key_or_value));
       }
     }
   }
 
-  const Cache* block(int position, int key_or_value) const {
-    const int32_t* table = call_.block_table + item_.sequence * call_.table_stride;
+  const Cache* block(const WorkItem& item, int position, int key_or_value) const {
+    const int32_t* table = call_.block_table + item.sequence * call_.table_stride;
     const auto* cache = static_cast<const Cache*>(call_.kv_cache);
-    const int64_t head = int64_t{key_or_value} * call_.num_kv_heads + item_.kv_head;
+    const int64_t head = int64_t{key_or_value} * call_.num_kv_heads + item.kv_head;
     return cache + table[position / kBlockTokens] * call_.cache_stride +
            head * tile_size<Cache>(call_.head_size);
   }
@@ -169,15 +184,15 @@ class Worker {
       const int first = tile.base + i * kBlockTokens;
       const Range valid = within_block(shifted(tile.tokens, tile.base), i);
       const int64_t words = int64_t{kBlockTokens / Pack::kPerWord} * call_.head_size;
-      Pack::pack_keys(block(first, 0), call_.head_size, keys_ + i * kBlockTokens, ahead_);
-      Pack::pack_values(block(first, 1), call_.head_size, valid, values_ + i * words, ahead_);
+      Pack::pack_keys(block(item_, first, 0), call_.head_size, keys_ + i * kBlockTokens, ahead_);
+      Pack::pack_values(block(item_, first, 1), call_.head_size, valid, values_ + i * words, ahead_);
       if constexpr (kHasScales) copy_scales(first, valid, i * kBlockTokens);
     }
   }
 
   void copy_scales(int position, Range valid, int at) {
-    const Vec keys = load(tile_scales(block(position, 0), call_.head_size));
-    const Vec values = load(tile_scales(block(position, 1), call_.head_size));
+    const Vec keys = load(tile_scales(block(item_, position, 0), call_.head_size));
+    const Vec values = load(tile_scales(block(item_, position, 1), call_.head_size));
     store(keys, key_scales_ + at);
     store(select(valid, values, fill(0.0f)), value_scales_ + at);
   }
@@ -227,6 +242,7 @@ class Worker {
 
   const AttentionCall& call_;
   const WorkItem& item_;
+  const WorkItem* next_;
   int num_rows_;
   Word* queries_;        // [rows][head_size]
   Word* keys_;           // [head_size][kTileTokens]
@@ -241,13 +257,13 @@ class Worker {
 };
 
 template <class Element, class Cache>
-void attend(const AttentionCall& call, const WorkItem& item, float* scratch) {
-  Worker<Element, Cache>(call, item, scratch).attend();
+void attend(const AttentionCall& call, const WorkItem& item, const WorkItem* next, float* scratch) {
+  Worker<Element, Cache>(call, item, next, scratch).attend();
 }
 
 template <class Element, class Cache>
-void merge(const AttentionCall& call, const WorkItem& item, float* scratch) {
-  Worker<Element, Cache>(call, item, scratch).merge();
+void merge(const AttentionCall& call, const WorkItem& item, const WorkItem* next, float* scratch) {
+  Worker<Element, Cache>(call, item, next, scratch).merge();
 }
 
 template <class Element, class Cache = Element>

@@ -41,13 +41,15 @@ float* thread_scratch(int64_t floats) {
   return memory.get();
 }
 
-using Work = void (*)(const AttentionCall&, const WorkItem&, float*);
+using Work = void (*)(const AttentionCall&, const WorkItem&, const WorkItem*, float*);
 
 void run_all(const AttentionCall& call, const std::vector<WorkItem>& items, bool shared,
              int64_t scratch_size, Work work) {
   const auto count = static_cast<int64_t>(items.size());
 #pragma omp parallel for schedule(dynamic) if (shared && count > 1)
-  for (int64_t i = 0; i < count; ++i) work(call, items[static_cast<size_t>(i)], thread_scratch(scratch_size));
+  for (int64_t i = 0; i < count; ++i) {
+    work(call, items[static_cast<size_t>(i)], nullptr, thread_scratch(scratch_size));
+  }
 }
 
 void run(const AttentionCall& call, const AttentionKernels& kernels) {

@@ -56,9 +56,10 @@ struct WorkItem {
 struct AttentionKernels {
   // Floats of scratch memory, aligned to 64 bytes, that `attend` and `merge` need.
   int64_t (*scratch_size)(const AttentionCall&, int num_queries);
-  void (*attend)(const AttentionCall&, const WorkItem&, float* scratch);
+  // The KV that `next` starts with, unless that is null, is on its way to the cache when it returns.
+  void (*attend)(const AttentionCall&, const WorkItem&, const WorkItem* next, float* scratch);
   // Merges the states of all of the item's partitions and writes the outputs.
-  void (*merge)(const AttentionCall&, const WorkItem&, float* scratch);
+  void (*merge)(const AttentionCall&, const WorkItem&, const WorkItem* next, float* scratch);
 };
 
 #define PAGETIDE_DECLARE_KERNELS(isa)                \

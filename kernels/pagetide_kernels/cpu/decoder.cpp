@@ -189,9 +189,13 @@ class Run {
   }
 
   void take_all(int thread, Queue& queue, const std::vector<WorkItem>& items, const AttentionCall& call,
-                void (*work)(const AttentionCall&, const WorkItem&, float*)) const {
+                void (*work)(const AttentionCall&, const WorkItem&, const WorkItem*, float*)) const {
     auto* scratch = decoder_.scratch[static_cast<size_t>(thread)].get<float>();
-    for (size_t i = queue.take(); i < items.size(); i = queue.take()) work(call, items[i], scratch);
+    for (size_t i = queue.take(); i < items.size();) {
+      const size_t next = queue.take();
+      work(call, items[i], next < items.size() ? &items[next] : nullptr, scratch);
+      i = next;
+    }
   }
 
   void feed_forward(Member& member, const DecoderLayer& layer) {

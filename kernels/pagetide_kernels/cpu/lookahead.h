@@ -24,6 +24,8 @@ class Lookahead {
     if (line_ == nullptr) start_piece();
   }
 
+  void fetch_all() { fetch(INT32_MAX); }
+
   PAGETIDE_INLINE void fetch(int lines) {
     constexpr int kIntoL2 = 2;
     for (; lines > 0 && line_ != nullptr; --lines) {
