@@ -10,46 +10,25 @@
 #include <algorithm>
 
 #include "attention_plan.h"
+#include "decoder_crews.h"
+#include "decoder_kernels.h"
 #include "decoder_memory.h"
 #include "decoder_plan.h"
-#include "decoder_share.h"
-#include "decoder_team.h"
-#include "isa.h"
-#include "linear.h"
 
 namespace pagetide {
 namespace {
 
-// What the layers of a step hand to each other: rows of one token each.
+// What a step's layers hand to its attention and back: a row for each token.
 struct Rows {
-  Buffer normed;    // [T][hidden]
   Buffer qkv;       // [T][Hq + 2 Hkv][D]
   Buffer attended;  // [T][Hq][D]
-  Buffer gate_up;   // [T][2 * intermediate]
-  Buffer added;     // [T][hidden], what a residual layer adds
-  Buffer sums;      // [T][widest input / kGroupInputs] float, for weights that have minimums
 };
-
-struct Kernels {
-  size_t element_size;
-  PerIsa<DecoderKernels> rows;
-  PerIsa<LinearKernels> linear;
-  PerIsa<QuantisedKernels> quantised;
-  PerIsa<AttentionKernels> attention;
-  PerIsa<AttentionKernels> int8_attention;
-};
-
-const Kernels kBf16{2, PAGETIDE_PER_ISA(decoder_bf16), PAGETIDE_PER_ISA(linear_bf16),
-                    PAGETIDE_PER_ISA(quantised_bf16), PAGETIDE_PER_ISA(attention_bf16),
-                    PAGETIDE_PER_ISA(attention_int8_bf16)};
-const Kernels kF32{4, PAGETIDE_PER_ISA(decoder_f32), PAGETIDE_PER_ISA(linear_f32),
-                   PAGETIDE_PER_ISA(quantised_f32), PAGETIDE_PER_ISA(attention_f32),
-                   PAGETIDE_PER_ISA(attention_int8_f32)};
 
 struct Decoder {
   DecoderShape shape;
   std::vector<DecoderLayer> layers;
   Rows rows;
+  Crews crews;
   std::vector<Buffer> scratch;  // of each thread
 
   int widest_window() const {
@@ -69,12 +48,15 @@ class Run {
         shape_(decoder.shape),
         step_(step),
         rows_(decoder.rows),
+        crews_(decoder.crews),
         row_kernels_(kernels.rows.current()),
         linear_(kernels.linear.current()),
         quantised_(kernels.quantised.current()),
         attention_((step.has_int8_caches ? kernels.int8_attention : kernels.attention).current()),
+        element_size_(static_cast<int64_t>(kernels.element_size)),
         num_threads_(std::max(step.num_threads, 1)) {
-    reserve_rows(kernels.element_size);
+    crews_.set_up(step.num_tokens, num_threads_);
+    reserve_rows();
     for (const DecoderLayer& layer : decoder.layers) plan(layer);
     reserve_scratch();
   }
@@ -85,32 +67,34 @@ class Run {
 #pragma omp single
       {
         num_threads_ = omp_get_num_threads();
-        barrier_.set_size(num_threads_);
-        shares_.set_size(num_threads_);
+        everyone_.set_size(num_threads_);
+        crews_.set_size(num_threads_);
       }
-      run_layers({omp_get_thread_num(), 0});
+      run_layers(crews_.member(omp_get_thread_num()));
     }
   }
 
  private:
-  // A thread on its way through the step, and the products it has come to.
-  struct Member {
-    int thread;
-    int round;
-  };
+  static int size(Range range) { return range.end - range.begin; }
 
-  void reserve_rows(size_t element_size) {
-    const auto reserve = [&](Buffer& buffer, int64_t size) {
-      buffer.reserve(element_size * static_cast<size_t>(step_.num_tokens * size));
+  void reserve_rows() {
+    const auto reserve = [&](Buffer& buffer, int num_rows, int64_t width) {
+      buffer.reserve(static_cast<size_t>(element_size_ * num_rows * width));
     };
-    reserve(rows_.normed, shape_.hidden_size);
-    reserve(rows_.qkv, shape_.qkv_size());
-    reserve(rows_.attended, shape_.query_size());
-    reserve(rows_.gate_up, 2 * int64_t{shape_.intermediate_size});
-    reserve(rows_.added, shape_.hidden_size);
-    const int64_t widest = std::max<int64_t>(
-        {shape_.hidden_size, shape_.query_size(), shape_.intermediate_size});
-    rows_.sums.reserve(sizeof(float) * static_cast<size_t>(step_.num_tokens * (widest / kGroupInputs)));
+    reserve(rows_.qkv, step_.num_tokens, shape_.qkv_size());
+    reserve(rows_.attended, step_.num_tokens, shape_.query_size());
+    const int64_t num_groups =
+        std::max<int64_t>({shape_.hidden_size, shape_.query_size(), shape_.intermediate_size}) / kGroupInputs;
+    for (const auto& crew : crews_.all()) {
+      reserve(crew->rows.normed, crews_.most_tokens(), shape_.hidden_size);
+      reserve(crew->rows.gate_up, crews_.most_tokens(), 2 * int64_t{shape_.intermediate_size});
+      reserve(crew->rows.added, crews_.most_tokens(), shape_.hidden_size);
+      crew->rows.sums.reserve(sizeof(float) * static_cast<size_t>(crews_.most_tokens() * num_groups));
+    }
+  }
+
+  void* row(void* rows, int64_t token, int64_t width) const {
+    return static_cast<char*>(rows) + element_size_ * token * width;
   }
 
   void plan(const DecoderLayer& layer) {
@@ -131,61 +115,115 @@ class Run {
     for (Buffer& scratch : decoder_.scratch) scratch.reserve(sizeof(float) * static_cast<size_t>(floats));
   }
 
-  Range tokens_of(int thread) const { return share_of(thread, num_threads_, step_.num_tokens); }
-
+  // Attention is everyone's; what lies between is a crew's.
   void run_layers(Member member) {
-    const int thread = member.thread;
     const std::vector<DecoderLayer>& layers = decoder_.layers;
-    add_and_norm(thread, nullptr, {}, &layers.front().attn_in);
+    crews_.for_panels([&](Range panel) {
+      add_and_norm(member, panel, nullptr, {}, &layers.front().attn_in);
+      project_heads(member, panel, layers.front(), step_.kv_caches[0]);
+    });
     for (size_t i = 0; i < layers.size(); ++i) {
-      attend(member, layers[i], step_.kv_caches[i]);
-      add_and_norm(thread, rows_.added.get(), layers[i].attn_out, &layers[i].ffn_in);
-      feed_forward(member, layers[i]);
-      const DecoderNorm* next = i + 1 < layers.size() ? &layers[i + 1].attn_in : nullptr;
-      add_and_norm(thread, rows_.added.get(), layers[i].ffn_out, next);
+      attend(member.thread, layers[i], step_.kv_caches[i]);
+      const DecoderLayer* next = i + 1 < layers.size() ? &layers[i + 1] : nullptr;
+      crews_.for_panels([&](Range panel) {
+        feed_forward(member, panel, layers[i], next != nullptr ? &next->attn_in : nullptr);
+        if (next != nullptr) project_heads(member, panel, *next, step_.kv_caches[i + 1]);
+      });
     }
   }
 
-  void add_and_norm(int thread, const void* added, DecoderNorm out_norm, const DecoderNorm* in_norm) {
-    const ResidualCall call{step_.hidden,
+  // The queries of normed rows; their keys and values go to the cache.
+  void project_heads(Member& member, Range panel, const DecoderLayer& layer, void* kv_cache) {
+    multiply(member, panel, layer.qkv, member.crew.rows.normed.get(), shape_.hidden_size,
+             row(rows_.qkv.get(), panel.begin, shape_.qkv_size()));
+    const RotaryCall rotary{shape_,          step_,   layer.qk_norm, step_.rotations[layer.rope],
+                            rows_.qkv.get(), kv_cache};
+    const Range share = member.share(size(panel));
+    const auto rotate =
+        step_.has_int8_caches ? row_kernels_.rotate_and_store_int8 : row_kernels_.rotate_and_store;
+    rotate(rotary, {panel.begin + share.begin, panel.begin + share.end});
+  }
+
+  // From what a layer's attention found to what the next layer starts with, if there is one.
+  void feed_forward(Member& member, Range panel, const DecoderLayer& layer, const DecoderNorm* next_norm) {
+    void* added = member.crew.rows.added.get();
+    const int64_t query_size = shape_.query_size();
+    multiply(member, panel, layer.out, row(rows_.attended.get(), panel.begin, query_size), query_size, added);
+    add_and_norm(member, panel, added, layer.attn_out, &layer.ffn_in);
+    activate_gates(member, panel, layer);
+    multiply(member, panel, layer.down, member.crew.rows.gate_up.get(), 2 * int64_t{shape_.intermediate_size},
+             added);
+    add_and_norm(member, panel, added, layer.ffn_out, next_norm);
+  }
+
+  void add_and_norm(Member& member, Range panel, const void* added, DecoderNorm out_norm,
+                    const DecoderNorm* in_norm) {
+    const ResidualCall call{row(step_.hidden, panel.begin, shape_.hidden_size),
                             added,
-                            in_norm != nullptr ? rows_.normed.get() : nullptr,
+                            in_norm != nullptr ? member.crew.rows.normed.get() : nullptr,
                             out_norm,
                             in_norm != nullptr ? *in_norm : DecoderNorm{},
                             shape_.hidden_size};
-    row_kernels_.add_and_norm(call, tokens_of(thread));
-    barrier_.wait();
+    row_kernels_.add_and_norm(call, member.share(size(panel)));
+    member.crew.barrier.wait();
   }
 
-  void attend(Member& member, const DecoderLayer& layer, void* kv_cache) {
-    const int thread = member.thread;
-    multiply(member, layer.qkv, rows_.normed.get(), shape_.hidden_size, rows_.qkv.get());
-    if (thread == 0) {
-      items_.refill();
-      merges_.refill();
-    }
-    barrier_.wait();
-    const RotaryCall rotary{shape_,          step_,   layer.qk_norm, step_.rotations[layer.rope],
-                            rows_.qkv.get(), kv_cache};
-    const auto rotate = step_.has_int8_caches ? row_kernels_.rotate_and_store_int8 : row_kernels_.rotate_and_store;
-    rotate(rotary, tokens_of(thread));
-    barrier_.wait();
-    look_up(thread, layer, kv_cache);
-    multiply(member, layer.out, rows_.attended.get(), shape_.query_size(), rows_.added.get());
-    barrier_.wait();
+  void activate_gates(Member& member, Range panel, const DecoderLayer& layer) {
+    const int width = shape_.intermediate_size, columns = width / kLanes;
+    void* gate_up = member.crew.rows.gate_up.get();
+    const LinearCall call =
+        linear_call(member, panel, layer.gate_up, member.crew.rows.normed.get(), shape_.hidden_size, gate_up);
+    sum_inputs(member, call);
+    member.crew.shares.work_through(
+        member.rank, member.next_round(size(panel), columns), [&](Range tokens, Range gates, Range next) {
+          const Range ups{columns + gates.begin, columns + gates.end};
+          project(call, tokens, gates, ups);
+          project(call, tokens, ups, next);
+          row_kernels_.activate({gate_up, width, layer.activation}, tokens,
+                                {gates.begin * kLanes, gates.end * kLanes});
+        });
+    member.crew.barrier.wait();
   }
 
-  void look_up(int thread, const DecoderLayer& layer, const void* kv_cache) {
+  void multiply(Member& member, Range panel, const DecoderLinear& linear, const void* input,
+                int64_t input_stride, void* out) {
+    const LinearCall call = linear_call(member, panel, linear, input, input_stride, out);
+    sum_inputs(member, call);
+    member.crew.shares.work_through(member.rank, member.next_round(size(panel), call.num_columns),
+                                    [&](Range tokens, Range columns, Range next) {
+                                      project(call, tokens, columns, next);
+                                    });
+    member.crew.barrier.wait();
+  }
+
+  // The product before is done with the sums: a barrier lies between.
+  void sum_inputs(Member& member, const LinearCall& call) {
+    if (!call.codes.has_minimums) return;
+    quantised_.sum_inputs(call, member.share(call.num_tokens));
+    member.crew.barrier.wait();
+  }
+
+  void project(const LinearCall& call, Range tokens, Range columns, Range next) const {
+    (call.codes.bits != 0 ? quantised_.project : linear_.project)(call, tokens, columns, next);
+  }
+
+  void attend(int thread, const DecoderLayer& layer, const void* kv_cache) {
     const AttentionPlan& plan = plan_of(layer);
     AttentionCall call = attention_call(shape_, step_, layer);
     call.out = rows_.attended.get();
     call.query = rows_.qkv.get();
     call.kv_cache = kv_cache;
+    if (thread == 0) {
+      items_.refill();
+      merges_.refill();
+    }
+    everyone_.wait();
+    if (thread == 0) crews_.refill();
     take_all(thread, items_, plan.items(), call, attention_.attend);
-    barrier_.wait();
+    everyone_.wait();
     if (plan.merges().empty()) return;
     take_all(thread, merges_, plan.merges(), call, attention_.merge);
-    barrier_.wait();
+    everyone_.wait();
   }
 
   void take_all(int thread, Queue& queue, const std::vector<WorkItem>& items, const AttentionCall& call,
@@ -198,51 +236,8 @@ class Run {
     }
   }
 
-  void feed_forward(Member& member, const DecoderLayer& layer) {
-    const int width = shape_.intermediate_size, columns = width / kLanes;
-    const LinearCall call =
-        linear_call(layer.gate_up, rows_.normed.get(), shape_.hidden_size, rows_.gate_up.get());
-    sum_inputs(member.thread, call);
-    shares_.work_through(
-        member.thread, next_round(member, columns), [&](Range tokens, Range gates, Range next) {
-          const Range ups{columns + gates.begin, columns + gates.end};
-          project(call, tokens, gates, ups);
-          project(call, tokens, ups, next);
-          row_kernels_.activate({rows_.gate_up.get(), width, layer.activation}, tokens,
-                                {gates.begin * kLanes, gates.end * kLanes});
-        });
-    barrier_.wait();
-    multiply(member, layer.down, rows_.gate_up.get(), 2 * int64_t{width}, rows_.added.get());
-    barrier_.wait();
-  }
-
-  void multiply(Member& member, const DecoderLinear& linear, const void* input, int64_t input_stride,
-                void* out) {
-    const LinearCall call = linear_call(linear, input, input_stride, out);
-    sum_inputs(member.thread, call);
-    shares_.work_through(member.thread, next_round(member, call.num_columns),
-                         [&](Range tokens, Range columns, Range next) {
-                           project(call, tokens, columns, next);
-                         });
-  }
-
-  // The product before is done with the sums: a barrier lies between.
-  void sum_inputs(int thread, const LinearCall& call) {
-    if (!call.codes.has_minimums) return;
-    quantised_.sum_inputs(call, tokens_of(thread));
-    barrier_.wait();
-  }
-
-  void project(const LinearCall& call, Range tokens, Range columns, Range next) const {
-    (call.codes.bits != 0 ? quantised_.project : linear_.project)(call, tokens, columns, next);
-  }
-
-  Shares::Round next_round(Member& member, int num_columns) const {
-    return {++member.round, step_.num_tokens, num_columns};
-  }
-
-  LinearCall linear_call(const DecoderLinear& linear, const void* input, int64_t input_stride,
-                         void* out) const {
+  LinearCall linear_call(const Member& member, Range panel, const DecoderLinear& linear, const void* input,
+                         int64_t input_stride, void* out) const {
     LinearCall call{};
     call.out = out;
     call.input = input;
@@ -250,12 +245,12 @@ class Run {
     call.bias = linear.bias;
     call.out_stride = linear.out_features;
     call.input_stride = input_stride;
-    call.num_tokens = step_.num_tokens;
+    call.num_tokens = size(panel);
     call.out_features = linear.out_features;
     call.in_features = linear.in_features;
     call.num_columns = (linear.out_features + kLanes - 1) / kLanes;
     call.codes = linear.codes;
-    call.codes.input_sums = rows_.sums.get<float>();
+    call.codes.input_sums = member.crew.rows.sums.get<float>();
     return call;
   }
 
@@ -263,14 +258,15 @@ class Run {
   const DecoderShape& shape_;
   const DecoderStep& step_;
   Rows& rows_;
+  Crews& crews_;
   const DecoderKernels& row_kernels_;
   const LinearKernels& linear_;
   const QuantisedKernels& quantised_;
   const AttentionKernels& attention_;
+  int64_t element_size_;
   int num_threads_;
   std::vector<AttentionPlan> plans_;
-  Barrier barrier_;
-  Shares shares_;
+  Barrier everyone_;
   Queue items_;
   Queue merges_;
 };

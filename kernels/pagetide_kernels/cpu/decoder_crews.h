@@ -1,0 +1,102 @@
+// How the threads of a step share out its tokens between one attention and the next.
+//
+// With few tokens all threads share each product: they are one crew. With many, each thread is a crew of its own
+// that takes a panel of tokens all the way: what one product writes is in that core's cache when the next reads
+// it, and nobody waits for anybody.
+#pragma once
+
+#include <vector>
+
+#include "decoder_memory.h"
+#include "decoder_share.h"
+#include "decoder_team.h"
+
+namespace pagetide {
+
+// What products hand to each other: a row for each token of a panel.
+struct PanelRows {
+  Buffer normed;   // [P][hidden]
+  Buffer gate_up;  // [P][2 * intermediate]
+  Buffer added;    // [P][hidden], what a residual layer adds
+  Buffer sums;     // [P][widest input / kGroupInputs] float, for weights that have minimums
+};
+
+// Threads that work on the same panel.
+struct Crew {
+  Barrier barrier;
+  Shares shares;
+  PanelRows rows;
+};
+
+// A thread on its way through the step: its place in its crew, and the products it has come to.
+struct Member {
+  int thread;
+  int rank;
+  int crew_size;
+  Crew& crew;
+  int round;
+
+  // Its part of something that the crew shares.
+  Range share(int size) const { return share_of(rank, crew_size, size); }
+
+  Shares::Round next_round(int num_tokens, int num_columns) { return {++round, num_tokens, num_columns}; }
+};
+
+class Crews {
+ public:
+  // Before a step; keeps the crews' memory. Nobody is working.
+  void set_up(int num_tokens, int num_threads) {
+    is_apart_ = num_tokens >= kTokensPerCrew * num_threads;
+    const size_t count = is_apart_ ? static_cast<size_t>(num_threads) : 1;
+    while (crews_.size() < count) crews_.push_back(std::make_unique<Crew>());
+    const int tokens_at_once = kPanelTokens * num_threads;
+    const int num_panels = is_apart_ ? (num_tokens + tokens_at_once - 1) / tokens_at_once * num_threads : 1;
+    panels_.clear();
+    for (int i = 0; i < num_panels; ++i) panels_.push_back(share_of(i, num_panels, num_tokens));
+  }
+
+  // The threads that came may be fewer than was asked for.
+  void set_size(int num_threads) {
+    num_threads_ = num_threads;
+    for (const auto& crew : crews_) {
+      crew->barrier.set_size(is_apart_ ? 1 : num_threads);
+      crew->shares.set_size(is_apart_ ? 1 : num_threads);
+    }
+    next_.refill();
+  }
+
+  int most_tokens() const { return panels_.back().end - panels_.back().begin; }
+
+  const std::vector<std::unique_ptr<Crew>>& all() const { return crews_; }
+
+  Member member(int thread) const {
+    if (is_apart_) return {thread, 0, 1, *crews_[static_cast<size_t>(thread)], 0};
+    return {thread, thread, num_threads_, *crews_.front(), 0};
+  }
+
+  // Calls work(panel) for each panel that falls to a member's crew.
+  template <class Work>
+  void for_panels(const Work& work) {
+    if (!is_apart_) return work(panels_.front());
+    const auto count = static_cast<int>(panels_.size());
+    for (int i = next_.take(); i < count; i = next_.take()) work(panels_[static_cast<size_t>(i)]);
+  }
+
+  // All panels are to be worked through again. Nobody is at it.
+  void refill() { next_.refill(); }
+
+ private:
+  // Panels of more tokens would leave the L2 cache, of fewer would read the weights too often.
+  static constexpr int kPanelTokens = 96;
+
+  // Fewer tokens for each thread are not worth reading the weights once a thread.
+  static constexpr int kTokensPerCrew = 32;
+
+  bool is_apart_ = false;
+  int num_threads_ = 1;
+  std::vector<std::unique_ptr<Crew>> crews_;
+  std::vector<Range> panels_;
+  Queue next_;
+};
+
+}  // namespace pagetide
