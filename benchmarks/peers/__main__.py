@@ -14,15 +14,15 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.peers import limits, workload
+from benchmarks.peers import limits, page, workload
 from benchmarks.peers.engines import PEERS, ROOT, WORK, Peer, PeerError, Running, prepare
 from benchmarks.serving import cpu_name
 from pagetide import tokenizer
 from pagetide.build import resolve
 
 PARTS = ("offline", "single_first", "single", "long", "first", "second")
-WEIGHT_BYTES = 269e6
-"""Of the model's bfloat16 weights: one step reads them once."""
+WIDTH = 140
+"""Columns of a terminal that show the whole table."""
 
 
 def main() -> None:
@@ -31,30 +31,32 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", help="peers whose name has one of these words")
     parser.add_argument("--output", type=Path, default=ROOT / "docs/benchmarks/peers.json")
     options = parser.parse_args()
-    console = Console()
+    console = Console(width=WIDTH)
     WORK.mkdir(parents=True, exist_ok=True)
     values = json.loads((ROOT / "model_repository/smollm2/1/model.json").read_text())
     gguf = resolve(values["model"], Path())
     rounds = workload.make(tokenizer.load(gguf).encode, options.rounds)
     chosen = [p for p in PEERS if not options.only or any(word in p.name for word in options.only)]
     running, problems = start(chosen, gguf, console)
-    roofline = limits.measure()
+    machine = {"cpu": cpu_name(), "cores": len(os.sched_getaffinity(0)), **limits.measure()}
     results = measure(running, rounds, console)
     for engine in running.values():
         engine.stop()
     summary = {name: summarise(runs, rounds[0]) for name, runs in results.items()}
-    console.print(table(summary, problems, roofline))
     report = {
         "command": "make bench-peers",
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "machine": {"cpu": cpu_name(), "cores": len(os.sched_getaffinity(0)), **roofline},
+        "rounds": options.rounds,
+        "machine": machine,
         "versions": {name: engine.versions for name, engine in running.items()},
         "problems": problems,
         "medians": summary,
         "runs": results,
     }
+    console.print(table(report))
     options.output.write_text(json.dumps(report, indent=1) + "\n")
-    console.print(f"raw numbers: {options.output}")
+    options.output.with_suffix(".md").write_text(page.page(report))
+    console.print(f"raw numbers: {options.output}, and a page beside them")
 
 
 def start(peers: Sequence[Peer], gguf: Path, console: Console) -> tuple[dict[str, Running], dict[str, str]]:
@@ -83,8 +85,8 @@ def measure(
     for number, asked in enumerate(rounds):
         for part in PARTS:
             for name, engine in running.items():
-                console.print(f"round {number + 1}/{len(rounds)}: {part}, {name}")
-                results[name][number][part] = engine.run(asked[part])
+                done = results[name][number][part] = engine.run(asked[part])
+                console.print(f"round {number + 1}/{len(rounds)}: {part}, {name}, {done['wall_s']:.2f} s")
     return results
 
 
@@ -106,23 +108,13 @@ def summarise(runs: Sequence[dict[str, Any]], asked: dict[str, Any]) -> dict[str
     }
 
 
-def table(
-    summary: dict[str, dict[str, float]], problems: dict[str, str], roofline: dict[str, float]
-) -> Table:
-    single = roofline["read_gb_per_s"] * 1e9 / WEIGHT_BYTES
-    caption = (
-        f"reads {roofline['read_gb_per_s']:.1f} GB/s: at most {single:.0f} tok/s for one stream; "
-        f"bfloat16 products {roofline['bf16_gflop_per_s']:.0f} GFLOP/s"
-    )
-    shown = Table(title="medians", caption=caption)
-    columns = ("engine", "output tok/s", "total tok/s", "one stream tok/s", "TTFT at 1,024 ms")
-    for column in (*columns, "shared prefix s", "again s", "peak RSS MB"):
-        shown.add_column(column, justify="left" if column == "engine" else "right")
-    for name, numbers in summary.items():
-        shown.add_row(
-            name, *(f"{v:.2f}" if key.startswith("shared") else f"{v:.1f}" for key, v in numbers.items())
-        )
-    for name, problem in problems.items():
+def table(report: dict[str, Any]) -> Table:
+    shown = Table("engine", title="medians", caption=page.roofline(report["machine"]))
+    for title, _, _ in page.COLUMNS:
+        shown.add_column(title, justify="right")
+    for name, numbers in report["medians"].items():
+        shown.add_row(name, *page.cells(numbers))
+    for name, problem in report["problems"].items():
         shown.add_row(name, f"not measured: {problem}")
     return shown
 
