@@ -81,7 +81,7 @@ class Projection {
   // As even groups of tokens as can be: a small last one would not hide the loads of the weights.
   void run_chunk(Range tokens, Range columns, Range chunk) {
     int token = tokens.begin;
-    for (int groups = ceil_divided(tokens.end - token, kLinearRows); groups > 0; --groups) {
+    for (int groups = ceil_divided(tokens.end - token, kMaxRows); groups > 0; --groups) {
       const int count = ceil_divided(tokens.end - token, groups);
       add_chunk(token, count, sums_[token - tokens.begin], columns, chunk);
       token += count;
@@ -90,7 +90,7 @@ class Projection {
 
   void add_chunk(int token, int num_tokens, float* sums, Range columns, Range chunk) {
     static constexpr float kOnes[] = {1, 1, 1, 1, 1, 1, 1, 1};
-    static_assert(kLinearRows <= sizeof kOnes / sizeof kOnes[0]);
+    static_assert(kMaxRows <= sizeof kOnes / sizeof kOnes[0]);
     const auto* input = static_cast<const Element*>(call_.input) + token * call_.input_stride;
     const Product<Word> product{
         {reinterpret_cast<const Word*>(input) + chunk.begin, call_.input_stride / kPerWord},
@@ -99,7 +99,7 @@ class Projection {
         chunk.end - chunk.begin,
         chunk.begin == 0 ? nullptr : kOnes,
         &ahead_};
-    multiply<kLinearRows>(num_tokens, columns.end - columns.begin, product);
+    multiply<kMaxRows>(num_tokens, columns.end - columns.begin, product);
   }
 
   void write(Vec sum, int token, int column) const {

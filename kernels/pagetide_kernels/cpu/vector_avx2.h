@@ -10,7 +10,6 @@ namespace pagetide::PAGETIDE_ISA {
 // Largest block of accumulators that stays in registers: rows x vectors.
 constexpr int kMaxRows = 4;
 constexpr int kMaxColumns = 1;
-constexpr int kLinearRows = 4;
 
 struct Vec {
   __m256 low;

@@ -8,9 +8,8 @@
 namespace pagetide::PAGETIDE_ISA {
 
 // Largest block of accumulators that stays in registers: rows x vectors.
-constexpr int kMaxRows = 4;
+constexpr int kMaxRows = 6;
 constexpr int kMaxColumns = 4;
-constexpr int kLinearRows = 6;
 
 struct Vec {
   __m512 lanes;

@@ -11,7 +11,6 @@ namespace pagetide::PAGETIDE_ISA {
 // Largest block of accumulators that stays in registers: rows x vectors.
 constexpr int kMaxRows = 2;
 constexpr int kMaxColumns = 1;
-constexpr int kLinearRows = 2;
 
 struct Vec {
   float lane[kLanes];
