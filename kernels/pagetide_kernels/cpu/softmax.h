@@ -79,28 +79,40 @@ struct TokenScales {
 };
 
 // Turns a row's dot products with a tile into probabilities relative to the row's new maximum.
-// Tokens outside `visible` get none. Returns the factor by which what the row has seen so far shrinks.
-template <class Element, class Scales>
-float soften(const float* dots, int blocks, Range visible, ScoreScale scale, const Scales& scales,
-             RowState state, typename Operands<Element>::Word* probabilities) {
+// Tokens outside `visible` get none. Returns the factor by which what the row has seen so far shrinks. `kWhole`: a whole tile, all of it visible.
+template <class Element, bool kWhole, class Scales>
+float soften_tile(const float* dots, int blocks, Range visible, ScoreScale scale, const Scales& scales,
+                  RowState state, typename Operands<Element>::Word* probabilities) {
+  const int count = kWhole ? kTileTokens / kLanes : blocks;
+  const auto seen = [&](int block, Vec v, float outside) {
+    return kWhole ? v : select(within_block(visible, block), v, fill(outside));
+  };
   Vec scores[kTileTokens / kLanes];
   Vec highest = fill(state.max());
-  for (int i = 0; i < blocks; ++i) {
-    const Vec score = scale.apply(scales.scaled_dots(load(dots + i * kLanes), i));
-    scores[i] = select(within_block(visible, i), score, fill(kLowest));
+  for (int i = 0; i < count; ++i) {
+    scores[i] = seen(i, scale.apply(scales.scaled_dots(load(dots + i * kLanes), i)), kLowest);
     highest = max(highest, scores[i]);
   }
   const float new_max = reduce_max(highest);
   Vec sums = fill(0.0f);
-  for (int i = 0; i < blocks; ++i) {
-    const Vec p = select(within_block(visible, i), exp2(scores[i] - fill(new_max)), fill(0.0f));
+  for (int i = 0; i < count; ++i) {
+    const Vec p = seen(i, exp2(scores[i] - fill(new_max)), 0.0f);
     sums = sums + p;
-    Operands<Element>::store_probabilities(scales.scaled_probabilities(p, i), probabilities + i * kLanes / Operands<Element>::kPerWord);
+    Operands<Element>::store_probabilities(scales.scaled_probabilities(p, i),
+                                           probabilities + i * kLanes / Operands<Element>::kPerWord);
   }
   const float factor = exp2(state.max() - new_max);
   state.sum() = state.sum() * factor + reduce_sum(sums);
   state.max() = new_max;
   return factor;
+}
+
+template <class Element, class Scales>
+float soften(const float* dots, int blocks, Range visible, ScoreScale scale, const Scales& scales,
+             RowState state, typename Operands<Element>::Word* probabilities) {
+  const bool whole = blocks * kLanes == kTileTokens && visible.begin <= 0 && visible.end >= kTileTokens;
+  if (whole) return soften_tile<Element, true>(dots, blocks, visible, scale, scales, state, probabilities);
+  return soften_tile<Element, false>(dots, blocks, visible, scale, scales, state, probabilities);
 }
 
 }  // namespace pagetide::PAGETIDE_ISA
