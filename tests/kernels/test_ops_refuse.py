@@ -104,7 +104,7 @@ def strided(tensor):
 
 WRONG = {
     "kind": lambda tensor: 3,
-    "dtype": lambda tensor: tensor.to(torch.int8),
+    "dtype": lambda tensor: tensor.to(torch.int16),
     "dimensions": lambda tensor: tensor[None],
     "device": lambda tensor: tensor.to("meta"),
     "layout": strided,

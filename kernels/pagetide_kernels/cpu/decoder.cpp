@@ -283,7 +283,7 @@ const char* run(Decoder& decoder, const DecoderStep& step, const Kernels& kernel
 // The layers are copied; what their pointers refer to must outlive the decoder.
 PAGETIDE_EXPORT pagetide::Decoder* decoder_create(const pagetide::DecoderShape* shape,
                                                   const pagetide::DecoderLayer* layers) {
-  return new pagetide::Decoder{*shape, {layers, layers + shape->num_layers}, {}, {}};
+  return new pagetide::Decoder{*shape, {layers, layers + shape->num_layers}, {}, {}, {}};
 }
 
 PAGETIDE_EXPORT void decoder_destroy(pagetide::Decoder* decoder) { delete decoder; }

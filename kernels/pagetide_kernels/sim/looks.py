@@ -88,7 +88,7 @@ def _sampled(ops: Kernels) -> tuple[Tensor, ...]:
     logits = torch.randn(2, 1003, generator=torch.Generator().manual_seed(3))
     drawn, some = torch.full((2,), -1), torch.tensor([0.7, 0.7])
     top_k = torch.tensor([40, 0], dtype=torch.int32)
-    ops.sample((drawn, logits, some, top_k, some, some * 0.01, some.double()))
+    ops.sample((drawn, logits.clone(), some, top_k, some, some * 0.01, some.double()))
     rows, starts = torch.tensor([1, 0]), torch.tensor([0, 500, 1000])
     seen, mask = torch.arange(1000, dtype=torch.int32), torch.full((2, 32), -1, dtype=torch.int32)
     mask[:, :16] = 0
