@@ -44,7 +44,7 @@ lint: setup-dev
 bench: setup-dev
 	@exec $(BIN)/python -m benchmarks.serving $(ARGS)
 
-# Other engines, each in an environment of its own: some 15 GB and 15 minutes the first time.
+# Other engines, each in an environment of its own: 6 GB and 7 minutes the first time, then 20 minutes a run.
 bench-peers: setup-dev
 	@exec $(BIN)/python -m benchmarks.peers $(ARGS)
 

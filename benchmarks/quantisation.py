@@ -31,7 +31,7 @@ from benchmarks.serving import cpu_name
 from pagetide import tokenizer, weights
 from pagetide.build import build, resolve
 from pagetide.config import BLOCK_SIZE, Settings
-from pagetide.layers import AttentionBatch, PackedLinear, QuantisedLinear
+from pagetide.layers import AttentionBatch, PackedLinear
 from pagetide.model import Decoder
 from pagetide.runner import new_kv_caches
 
@@ -110,7 +110,7 @@ def linears(model: Decoder) -> list[object]:
 
 def weight_bytes(model: Decoder) -> int:
     """Of what every step reads: the matrices, an embedding that is tied to the head among them."""
-    packed = [each.packed for each in linears(model) if isinstance(each, PackedLinear | QuantisedLinear)]
+    packed = [each.packed for each in linears(model) if isinstance(each, PackedLinear)]
     return sum(weight.nbytes for weight in packed)
 
 

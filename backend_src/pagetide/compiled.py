@@ -17,7 +17,6 @@ from pagetide.layers import (
     Layer,
     Norm,
     PackedLinear,
-    QuantisedLinear,
     RMSNorm,
     Rotation,
 )
@@ -67,7 +66,7 @@ class CompiledStack:
 def _is_describable(layer: DecoderLayer) -> bool:
     linears = (layer.attention.qkv, layer.attention.out, layer.ffn.gate_up, layer.ffn.down)
     norms = (layer.attn_in, layer.attn_out, layer.ffn_in, layer.ffn_out)
-    return all(isinstance(linear, PackedLinear | QuantisedLinear) for linear in linears) and all(
+    return all(isinstance(linear, PackedLinear) for linear in linears) and all(
         norm is NO_NORM or isinstance(norm, RMSNorm) for norm in norms
     )
 
@@ -93,7 +92,7 @@ def _described(layer: DecoderLayer) -> kernels.Layer:
 
 
 def _projection(linear: Layer) -> kernels.Projection:
-    assert isinstance(linear, PackedLinear | QuantisedLinear)
+    assert isinstance(linear, PackedLinear)
     return kernels.Projection(linear.packed, linear.bias)
 
 

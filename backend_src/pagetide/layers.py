@@ -83,6 +83,8 @@ class PackedLinear:
 
     __slots__ = ("bias", "packed")
 
+    packed: ops.PackedLinear | ops.PackedCodes
+
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
         self.packed = ops.pack_linear(weight)
         self.bias = bias
@@ -95,24 +97,17 @@ class PackedLinear:
         return self.packed.rows(ids)
 
 
-class QuantisedLinear:
+class QuantisedLinear(PackedLinear):
     """A PackedLinear whose weight is small integers in groups, multiplied as they are.
 
     Inputs and outputs are of `dtype`; results have the precision of the dequantised weight in float32.
     """
 
-    __slots__ = ("bias", "packed")
+    __slots__ = ()
 
     def __init__(self, weight: ops.QuantisedWeight, bias: torch.Tensor | None, dtype: torch.dtype) -> None:
         self.packed = ops.pack_codes(weight, dtype)
         self.bias = bias
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return ops.linear(x, self.packed, self.bias)
-
-    def rows(self, ids: torch.Tensor) -> torch.Tensor:
-        """Rows [S, in] of the weight: an embedding that a head shares."""
-        return self.packed.rows(ids)
 
 
 LinearFactory = Callable[[torch.Tensor, "torch.Tensor | None"], Layer]

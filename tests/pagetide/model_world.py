@@ -56,6 +56,21 @@ def logits_of(decoder: Decoder, tokens: list[int]) -> torch.Tensor:
     return PagedRun(decoder, 1, len(tokens)).step({0: tokens}, every_row=True)
 
 
+def check_neighbours_change_no_bit(model: Decoder, vocab_size: int, num_threads: int) -> None:
+    """The last logits of four prompts, together and in two steps, are those of each alone."""
+    prompts = {i: random_tokens(length, vocab_size, seed=i) for i, length in enumerate((1, 400, 17, 330))}
+    want = torch.stack([logits_of(model, prompts[i])[-1] for i in range(4)])
+    before = torch.get_num_threads()
+    torch.set_num_threads(num_threads)
+    try:
+        run = PagedRun(model, len(prompts), 400)
+        run.step({1: prompts[1][:-1], 3: prompts[3][:30]})
+        got = run.step({0: prompts[0], 1: prompts[1][-1:], 2: prompts[2], 3: prompts[3][30:]})
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(got, want)
+
+
 def greedy(decoder: Decoder, prompts: list[list[int]], num_tokens: int) -> list[list[int]]:
     """`num_tokens` most likely tokens after each prompt, all sequences in one batch."""
     run = PagedRun(decoder, len(prompts), max(map(len, prompts)) + num_tokens)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from model_world import PagedRun, logits_of, random_tokens, relative_error
+from model_world import PagedRun, check_neighbours_change_no_bit, logits_of, random_tokens, relative_error
 from tiny_checkpoints import VOCAB_SIZE, make_checkpoint
 
 from pagetide import weights
@@ -72,18 +72,7 @@ def test_the_compiled_stack_gives_the_logits_of_the_layers(
 def test_threads_chunks_and_neighbours_change_no_bit(
     tiny_llama: Path, dtype: torch.dtype, num_threads: int
 ) -> None:
-    model = load(tiny_llama, dtype)
-    prompts = {i: random_tokens(length, VOCAB_SIZE, seed=i) for i, length in enumerate((1, 400, 17, 330))}
-    want = torch.stack([logits_of(model, prompts[i])[-1] for i in range(4)])
-    before = torch.get_num_threads()
-    torch.set_num_threads(num_threads)
-    try:
-        run = PagedRun(model, len(prompts), 400)
-        run.step({1: prompts[1][:-1], 3: prompts[3][:30]})
-        got = run.step({0: prompts[0], 1: prompts[1][-1:], 2: prompts[2], 3: prompts[3][30:]})
-    finally:
-        torch.set_num_threads(before)
-    assert torch.equal(got, want)
+    check_neighbours_change_no_bit(load(tiny_llama, dtype), VOCAB_SIZE, num_threads)
 
 
 @needs_avx512

@@ -5,6 +5,7 @@
 // it, and nobody waits for anybody.
 #pragma once
 
+#include <memory>
 #include <vector>
 
 #include "decoder_memory.h"

@@ -1,7 +1,8 @@
-// How the threads of a step share out rows and products.
+// How threads share out rows and products.
 #pragma once
 
 #include <atomic>
+#include <cstddef>
 #include <vector>
 
 #include "elements.h"

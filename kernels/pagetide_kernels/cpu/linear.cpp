@@ -6,6 +6,7 @@
 
 #include <vector>
 
+#include "decoder_share.h"
 #include "error.h"
 #include "isa.h"
 
@@ -15,44 +16,15 @@ namespace {
 // Multiplications below which starting threads costs more than it saves.
 constexpr int64_t kSerialWork = 1 << 18;
 
-// A thread's share of the tokens is not worth less than this many: weights are read once for each share.
-constexpr int kTokensPerShare = 96;
-
 int ceil_divided(int a, int b) { return (a + b - 1) / b; }
-
-Range share(int i, int num_shares, int size) {
-  return {static_cast<int>(int64_t{size} * i / num_shares),
-          static_cast<int>(int64_t{size} * (i + 1) / num_shares)};
-}
-
-struct Grid {
-  int token_shares;
-  int column_shares;
-
-  int64_t largest_share(const LinearCall& call) const {
-    return int64_t{ceil_divided(call.num_tokens, token_shares)} *
-           ceil_divided(call.num_columns, column_shares);
-  }
-};
-
-// One share a thread, the largest as small as can be.
-Grid shared_out(const LinearCall& call, int num_threads) {
-  Grid best{1, num_threads};
-  for (int tokens = 2; tokens <= num_threads && tokens * kTokensPerShare <= call.num_tokens; ++tokens) {
-    const Grid grid{tokens, num_threads / tokens};
-    if (grid.largest_share(call) < best.largest_share(call)) best = grid;
-  }
-  return best;
-}
 
 void project_all(const LinearCall& call, LinearKernels::Project project) {
   const int64_t work = int64_t{call.num_tokens} * call.in_features * call.out_features;
-  const Grid grid = shared_out(call, work > kSerialWork ? omp_get_max_threads() : 1);
-  const int count = grid.token_shares * grid.column_shares;
+  const int count = work > kSerialWork ? omp_get_max_threads() : 1;
 #pragma omp parallel for schedule(static) if (count > 1)
   for (int i = 0; i < count; ++i) {
-    project(call, share(i % grid.token_shares, grid.token_shares, call.num_tokens),
-                    share(i / grid.token_shares, grid.column_shares, call.num_columns), {0, 0});
+    const Share share = share_of(i, count, call.num_tokens, call.num_columns);
+    project(call, share.tokens, share.columns, {0, 0});
   }
 }
 
