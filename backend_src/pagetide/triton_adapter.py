@@ -114,9 +114,9 @@ class TritonPythonModel:
 
     def _leave(self) -> None:
         """The engine's loop is broken. Its clients get their errors, then this process ends: servers that
-        never ask `is_ready` see a dead stub, and whoever supervises them starts again. The log comes first:
-        Triton fetches it from the living process."""
-        log.error("this model's process ends: %s", self._built.engine.health())
+        never ask `is_ready` see a dead stub, and whoever supervises them starts again. The last word goes to
+        stderr: Triton fetches its log from the living process, a busy machine too late."""
+        print(f"this model's process ends: {self._built.engine.health()}", file=sys.stderr, flush=True)
         self._senders.stop(ANSWER_S)
         os._exit(1)
 
