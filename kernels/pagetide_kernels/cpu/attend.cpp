@@ -222,7 +222,7 @@ class Worker {
                                 words_per_row(),
                                 nullptr,
                                 &ahead_};
-    multiply<kMaxRows>(count, tile.blocks, scoring);
+    multiply(count, tile.blocks, scoring);
     float factors[kMaxRows];
     for (int i = 0; i < count; ++i) {
       const Range visible = shifted(call_.visible(position(row + i)), tile.base);
@@ -237,7 +237,7 @@ class Worker {
                                   depth,
                                   factors,
                                   &ahead_};
-    multiply<kMaxRows>(count, call_.head_size / kLanes, weighting);
+    multiply(count, call_.head_size / kLanes, weighting);
   }
 
   const AttentionCall& call_;

@@ -68,26 +68,32 @@ void multiply_block(const Product<Word>& p) {
   }
 }
 
-// Calls multiply_block<rows, columns> for sizes that are known only now.
+// The columns that many rows take at once: with many of them, the fewer weights stay in the L1 cache.
+constexpr int columns_at_once(int rows) {
+  const int fitting = kMaxSums / (rows < kMaxRows ? rows : kMaxRows);
+  return fitting >= kMaxColumns ? kMaxColumns : fitting >= 2 ? 2 : 1;
+}
+
+// Calls multiply_block<kRows, columns>.
 template <int kRows, int kColumns, class Word>
-void multiply_sized(int rows, int columns, const Product<Word>& p) {
-  if constexpr (kRows > 1) {
-    if (rows < kRows) return multiply_sized<kRows - 1, kColumns>(rows, columns, p);
-  }
+void multiply_columns(int columns, const Product<Word>& p) {
   if constexpr (kColumns > 1) {
-    if (columns < kColumns) return multiply_sized<kRows, kColumns - 1>(rows, columns, p);
+    if (columns < kColumns) return multiply_columns<kRows, kColumns - 1>(columns, p);
   }
   multiply_block<kRows, kColumns>(p);
 }
 
 // rows <= kMost; any number of columns, counted in vectors.
-template <int kMost, class Word>
+template <int kMost = kMaxRows, class Word>
 void multiply(int rows, int columns, Product<Word> p) {
-  for (int done = 0; done < columns; done += kMaxColumns) {
-    const int left = columns - done;
-    multiply_sized<kMost, kMaxColumns>(rows, left < kMaxColumns ? left : kMaxColumns, p);
-    p.b.data += kMaxColumns * p.b.column_stride;
-    p.c.data += kMaxColumns * kLanes;
+  if constexpr (kMost > 1) {
+    if (rows < kMost) return multiply<kMost - 1>(rows, columns, p);
+  }
+  constexpr int kAtOnce = columns_at_once(kMost);
+  for (int done = 0; done < columns; done += kAtOnce) {
+    multiply_columns<kMost, kAtOnce>(columns - done, p);
+    p.b.data += kAtOnce * p.b.column_stride;
+    p.c.data += kAtOnce * kLanes;
   }
 }
 

@@ -21,7 +21,7 @@ struct WordOf<bfloat16> {
 
 // A chunk of a tile's weights, the inputs that meet it and the next chunk stay in the L2 cache together.
 constexpr int kTileRows = 96;
-constexpr int kChunkInputs = 1024;
+constexpr int kChunkInputs = 2048;
 
 int ceil_divided(int a, int b) { return (a + b - 1) / b; }
 
@@ -36,9 +36,10 @@ class Projection {
   explicit Projection(const LinearCall& call) : call_(call), depth_(call.in_features / kPerWord) {}
 
   void run(Range tokens, Range columns, Range after) {
-    for (int column = columns.begin; column < columns.end; column += kMaxColumns) {
-      const Range tile = first(kMaxColumns, {column, columns.end});
-      const Range next = first(kMaxColumns, tile.end < columns.end ? Range{tile.end, columns.end} : after);
+    const int width = columns_at_once(tokens.end - tokens.begin);
+    for (int column = columns.begin; column < columns.end; column += width) {
+      const Range tile = first(width, {column, columns.end});
+      const Range next = first(width, tile.end < columns.end ? Range{tile.end, columns.end} : after);
       for (int token = tokens.begin; token < tokens.end; token += kTileRows) {
         run_tile(first(kTileRows, {token, tokens.end}), tile, next);
       }
@@ -54,7 +55,7 @@ class Projection {
     return static_cast<const Word*>(call_.weight) + (int64_t{column} * depth_ + depth) * kLanes;
   }
 
-  // The sums of a tile wait in memory while its weights pass by, a chunk of the inputs at a time.
+  // A chunk of the inputs at a time; if there are many, the sums of a tile wait while its weights pass by.
   void run_tile(Range tokens, Range columns, Range next_columns) {
     for (int depth = 0; depth < depth_; depth += kChunkDepth) {
       const Range chunk = first(kChunkDepth, {depth, depth_});
@@ -64,12 +65,6 @@ class Projection {
         look_ahead(next_columns, first(kChunkDepth, {0, depth_}));
       }
       run_chunk(tokens, columns, chunk);
-    }
-    for (int token = tokens.begin; token < tokens.end; ++token) {
-      const float* sums = sums_[token - tokens.begin];
-      for (int column = columns.begin; column < columns.end; ++column, sums += kLanes) {
-        write(load(sums), token, column);
-      }
     }
   }
 
@@ -82,16 +77,18 @@ class Projection {
   void run_chunk(Range tokens, Range columns, Range chunk) {
     int token = tokens.begin;
     for (int groups = ceil_divided(tokens.end - token, kMaxRows); groups > 0; --groups) {
-      const int count = ceil_divided(tokens.end - token, groups);
-      add_chunk(token, count, sums_[token - tokens.begin], columns, chunk);
-      token += count;
+      const Range group = first(ceil_divided(tokens.end - token, groups), {token, tokens.end});
+      float* sums = sums_[depth_ > kChunkDepth ? token - tokens.begin : 0];
+      add_chunk(group, sums, columns, chunk);
+      if (chunk.end == depth_) write(group, sums, columns);
+      token = group.end;
     }
   }
 
-  void add_chunk(int token, int num_tokens, float* sums, Range columns, Range chunk) {
-    static constexpr float kOnes[] = {1, 1, 1, 1, 1, 1, 1, 1};
+  void add_chunk(Range tokens, float* sums, Range columns, Range chunk) {
+    static constexpr float kOnes[] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
     static_assert(kMaxRows <= sizeof kOnes / sizeof kOnes[0]);
-    const auto* input = static_cast<const Element*>(call_.input) + token * call_.input_stride;
+    const auto* input = static_cast<const Element*>(call_.input) + tokens.begin * call_.input_stride;
     const Product<Word> product{
         {reinterpret_cast<const Word*>(input) + chunk.begin, call_.input_stride / kPerWord},
         {weights(columns.begin, chunk.begin), kLanes, int64_t{depth_} * kLanes},
@@ -99,7 +96,15 @@ class Projection {
         chunk.end - chunk.begin,
         chunk.begin == 0 ? nullptr : kOnes,
         &ahead_};
-    multiply<kMaxRows>(num_tokens, columns.end - columns.begin, product);
+    multiply(tokens.end - tokens.begin, columns.end - columns.begin, product);
+  }
+
+  void write(Range tokens, const float* sums, Range columns) const {
+    for (int token = tokens.begin; token < tokens.end; ++token, sums += kMaxColumns * kLanes) {
+      for (int column = columns.begin; column < columns.end; ++column) {
+        write(load(sums + (column - columns.begin) * kLanes), token, column);
+      }
+    }
   }
 
   void write(Vec sum, int token, int column) const {

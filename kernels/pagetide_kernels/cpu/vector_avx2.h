@@ -7,7 +7,8 @@
 
 namespace pagetide::PAGETIDE_ISA {
 
-// Largest block of accumulators that stays in registers: rows x vectors.
+// Sums that stay in registers beside what they add up, and the most rows and vectors of them.
+constexpr int kMaxSums = 4;
 constexpr int kMaxRows = 4;
 constexpr int kMaxColumns = 1;
 

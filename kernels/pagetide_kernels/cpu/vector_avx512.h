@@ -7,8 +7,9 @@
 
 namespace pagetide::PAGETIDE_ISA {
 
-// Largest block of accumulators that stays in registers: rows x vectors.
-constexpr int kMaxRows = 6;
+// Sums that stay in registers beside what they add up, and the most rows and vectors of them.
+constexpr int kMaxSums = 24;
+constexpr int kMaxRows = 12;
 constexpr int kMaxColumns = 4;
 
 struct Vec {

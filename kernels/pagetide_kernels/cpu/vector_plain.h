@@ -8,7 +8,8 @@
 
 namespace pagetide::PAGETIDE_ISA {
 
-// Largest block of accumulators that stays in registers: rows x vectors.
+// Sums that stay in registers beside what they add up, and the most rows and vectors of them.
+constexpr int kMaxSums = 2;
 constexpr int kMaxRows = 2;
 constexpr int kMaxColumns = 1;
 
