@@ -223,13 +223,8 @@ class Worker {
                                 nullptr,
                                 &ahead_};
     multiply(count, tile.blocks, scoring);
-    float factors[kMaxRows];
-    for (int i = 0; i < count; ++i) {
-      const Range visible = shifted(call_.visible(position(row + i)), tile.base);
-      factors[i] =
-          soften<Element>(dots_ + i * kTileTokens, tile.blocks, visible, {call_.scale, call_.soft_cap},
-                          scales(), state(states_, row + i), probabilities_ + i * kTileDepth);
-    }
+    float factors[kLanes];
+    soften(row, count, tile, factors);
     const int depth = tile.blocks * kBlockTokens / Pack::kPerWord;
     const Product<Word> weighting{{probabilities_, kTileDepth},
                                   {values_, call_.head_size},
@@ -238,6 +233,32 @@ class Worker {
                                   factors,
                                   &ahead_};
     multiply(count, call_.head_size / kLanes, weighting);
+  }
+
+  // Rows in two passes, so that their chains of sums and powers overlap.
+  void soften(int row, int count, const Tile& tile, float (&factors)[kLanes]) {
+    static_assert(kMaxRows <= kLanes);
+    float before[kLanes] = {}, highest[kLanes] = {};
+    const auto seen_by_row = [&](int i, const auto& work) {
+      const Range visible = shifted(call_.visible(position(row + i)), tile.base);
+      return with_seen(tile.blocks, visible, work);
+    };
+    for (int i = 0; i < count; ++i) {
+      before[i] = state(states_, row + i).max();
+      highest[i] = seen_by_row(i, [&](auto seen) {
+        return score_row(dots_ + i * kTileTokens, seen, {call_.scale, call_.soft_cap}, scales(), before[i]);
+      });
+    }
+    store(exp2(load(before) - load(highest)), factors);
+    for (int i = 0; i < count; ++i) {
+      const float sum = seen_by_row(i, [&](auto seen) {
+        return soften_row<Element>(dots_ + i * kTileTokens, seen, scales(), highest[i],
+                                   probabilities_ + i * kTileDepth);
+      });
+      const RowState row_state = state(states_, row + i);
+      row_state.sum() = row_state.sum() * factors[i] + sum;
+      row_state.max() = highest[i];
+    }
   }
 
   const AttentionCall& call_;

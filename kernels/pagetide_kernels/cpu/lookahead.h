@@ -12,37 +12,45 @@ class Lookahead {
  public:
   static constexpr int kMaxPieces = 2 * kTileTokens / kBlockTokens;
 
+  // What to fetch next. A loop keeps its own copy in registers, and hands it back.
+  struct Place {
+    const char* line = nullptr;
+    const char* piece_end = nullptr;
+  };
+
   // Forgets what was not fetched. Pieces are a multiple of 64 bytes.
   void clear(int64_t piece_bytes) {
     piece_bytes_ = piece_bytes;
-    line_ = piece_end_ = nullptr;
+    place = {};
     num_pieces_ = next_ = 0;
   }
 
   void add(const void* piece) {
     pieces_[num_pieces_++] = static_cast<const char*>(piece);
-    if (line_ == nullptr) start_piece();
+    if (place.line == nullptr) start_piece(place);
   }
 
   void fetch_all() { fetch(INT32_MAX); }
 
-  PAGETIDE_INLINE void fetch(int lines) {
+  PAGETIDE_INLINE void fetch(int lines) { fetch(lines, place); }
+
+  PAGETIDE_INLINE void fetch(int lines, Place& from) {
     constexpr int kIntoL2 = 2;
-    for (; lines > 0 && line_ != nullptr; --lines) {
-      __builtin_prefetch(line_, 0, kIntoL2);
-      line_ += 64;
-      if (line_ == piece_end_) start_piece();
+    for (; lines > 0 && from.line != nullptr; --lines) {
+      __builtin_prefetch(from.line, 0, kIntoL2);
+      from.line += 64;
+      if (from.line == from.piece_end) start_piece(from);
     }
   }
 
+  Place place;
+
  private:
-  PAGETIDE_INLINE void start_piece() {
-    line_ = next_ < num_pieces_ ? pieces_[next_++] : nullptr;
-    piece_end_ = line_ + piece_bytes_;
+  PAGETIDE_INLINE void start_piece(Place& at) {
+    at.line = next_ < num_pieces_ ? pieces_[next_++] : nullptr;
+    at.piece_end = at.line + piece_bytes_;
   }
 
-  const char* line_ = nullptr;
-  const char* piece_end_ = nullptr;
   int64_t piece_bytes_ = 0;
   int num_pieces_ = 0;
   int next_ = 0;

@@ -37,34 +37,37 @@ struct Product {
   Matrix<float> c;       // rows x columns * kLanes
   int depth;
   const float* factors;  // one for each row of c; null: c starts from zero
-  Lookahead* ahead = nullptr;
+  Lookahead* ahead;
 };
 
 // The compiler keeps the sums in registers only if it unrolls the loops over them first.
 #define PAGETIDE_UNROLL _Pragma("GCC unroll 16")
 
+// Of c, the columns from `column` on. Neither the product nor the look-ahead is copied: to load as one what was
+// just stored in parts stalls.
 template <int kRows, int kColumns, class Word>
-void multiply_block(const Product<Word>& p) {
+void multiply_block(const Product<Word>& p, int column) {
+  const Matrix<float> out{p.c.data + column * kLanes, p.c.stride};
   Vec sums[kRows][kColumns];
   PAGETIDE_UNROLL for (int r = 0; r < kRows; ++r) {
     PAGETIDE_UNROLL for (int c = 0; c < kColumns; ++c) {
-      sums[r][c] = p.factors ? load(p.c.row(r) + c * kLanes) * fill(p.factors[r]) : fill(0.0f);
+      sums[r][c] = p.factors ? load(out.row(r) + c * kLanes) * fill(p.factors[r]) : fill(0.0f);
     }
   }
-  Lookahead ahead = p.ahead != nullptr ? *p.ahead : Lookahead();
+  Lookahead::Place place = p.ahead->place;
   for (int i = 0; i < p.depth; ++i) {
-    ahead.fetch(2);
+    p.ahead->fetch(2, place);
     decltype(load_words(p.b.data)) b[kColumns];
-    PAGETIDE_UNROLL for (int c = 0; c < kColumns; ++c) b[c] = load_words(p.b.at(i, c));
+    PAGETIDE_UNROLL for (int c = 0; c < kColumns; ++c) b[c] = load_words(p.b.at(i, column + c));
     PAGETIDE_UNROLL for (int r = 0; r < kRows; ++r) {
       const auto a = fill_words(p.a.row(r)[i]);
       PAGETIDE_UNROLL for (int c = 0; c < kColumns; ++c) sums[r][c] =
           multiply_accumulate(a, b[c], sums[r][c]);
     }
   }
-  if (p.ahead != nullptr) *p.ahead = ahead;
+  p.ahead->place = place;
   PAGETIDE_UNROLL for (int r = 0; r < kRows; ++r) {
-    PAGETIDE_UNROLL for (int c = 0; c < kColumns; ++c) store(sums[r][c], p.c.row(r) + c * kLanes);
+    PAGETIDE_UNROLL for (int c = 0; c < kColumns; ++c) store(sums[r][c], out.row(r) + c * kLanes);
   }
 }
 
@@ -74,26 +77,24 @@ constexpr int columns_at_once(int rows) {
   return fitting >= kMaxColumns ? kMaxColumns : fitting >= 2 ? 2 : 1;
 }
 
-// Calls multiply_block<kRows, columns>.
+// Calls multiply_block<kRows, left> if that is less than kColumns.
 template <int kRows, int kColumns, class Word>
-void multiply_columns(int columns, const Product<Word>& p) {
+void multiply_columns(int left, const Product<Word>& p, int column) {
   if constexpr (kColumns > 1) {
-    if (columns < kColumns) return multiply_columns<kRows, kColumns - 1>(columns, p);
+    if (left < kColumns) return multiply_columns<kRows, kColumns - 1>(left, p, column);
   }
-  multiply_block<kRows, kColumns>(p);
+  multiply_block<kRows, kColumns>(p, column);
 }
 
 // rows <= kMost; any number of columns, counted in vectors.
 template <int kMost = kMaxRows, class Word>
-void multiply(int rows, int columns, Product<Word> p) {
+void multiply(int rows, int columns, const Product<Word>& p) {
   if constexpr (kMost > 1) {
     if (rows < kMost) return multiply<kMost - 1>(rows, columns, p);
   }
   constexpr int kAtOnce = columns_at_once(kMost);
-  for (int done = 0; done < columns; done += kAtOnce) {
-    multiply_columns<kMost, kAtOnce>(columns - done, p);
-    p.b.data += kAtOnce * p.b.column_stride;
-    p.c.data += kAtOnce * kLanes;
+  for (int column = 0; column < columns; column += kAtOnce) {
+    multiply_columns<kMost, kAtOnce>(columns - column, p, column);
   }
 }
 

@@ -78,41 +78,49 @@ struct TokenScales {
   PAGETIDE_INLINE Vec scaled_probabilities(Vec p, int i) const { return p * load(values + i * kLanes); }
 };
 
-// Turns a row's dot products with a tile into probabilities relative to the row's new maximum.
-// Tokens outside `visible` get none. Returns the factor by which what the row has seen so far shrinks. `kWhole`: a whole tile, all of it visible.
-template <class Element, bool kWhole, class Scales>
-float soften_tile(const float* dots, int blocks, Range visible, ScoreScale scale, const Scales& scales,
-                  RowState state, typename Operands<Element>::Word* probabilities) {
-  const int count = kWhole ? kTileTokens / kLanes : blocks;
-  const auto seen = [&](int block, Vec v, float outside) {
-    return kWhole ? v : select(within_block(visible, block), v, fill(outside));
-  };
-  Vec scores[kTileTokens / kLanes];
-  Vec highest = fill(state.max());
-  for (int i = 0; i < count; ++i) {
-    scores[i] = seen(i, scale.apply(scales.scaled_dots(load(dots + i * kLanes), i)), kLowest);
-    highest = max(highest, scores[i]);
+// One row's share of a tile: `blocks` vectors of tokens, those in `visible` count. `kWhole`: all of a whole tile.
+template <bool kWhole>
+struct Seen {
+  int blocks;
+  Range visible;
+
+  PAGETIDE_INLINE int size() const { return kWhole ? kTileTokens / kLanes : blocks; }
+  PAGETIDE_INLINE Vec select(int block, Vec v, float outside) const {
+    return kWhole ? v : pagetide::PAGETIDE_ISA::select(within_block(visible, block), v, fill(outside));
   }
-  const float new_max = reduce_max(highest);
+};
+
+// Turns a row's dot products with a tile into scores. Returns the largest so far, `max` among them.
+template <bool kWhole, class Scales>
+PAGETIDE_INLINE float score_row(float* dots, Seen<kWhole> seen, ScoreScale scale, const Scales& scales, float max) {
+  Vec highest = fill(max);
+  for (int i = 0; i < seen.size(); ++i) {
+    const Vec score = scale.apply(scales.scaled_dots(load(dots + i * kLanes), i));
+    store(score, dots + i * kLanes);
+    highest = pagetide::PAGETIDE_ISA::max(highest, seen.select(i, score, kLowest));
+  }
+  return reduce_max(highest);
+}
+
+// Turns a row's scores into probabilities relative to `max`; tokens that are not seen get none. Returns their sum.
+template <class Element, bool kWhole, class Scales>
+PAGETIDE_INLINE float soften_row(const float* scores, Seen<kWhole> seen, const Scales& scales, float max,
+                                 typename Operands<Element>::Word* probabilities) {
   Vec sums = fill(0.0f);
-  for (int i = 0; i < count; ++i) {
-    const Vec p = seen(i, exp2(scores[i] - fill(new_max)), 0.0f);
+  for (int i = 0; i < seen.size(); ++i) {
+    const Vec p = seen.select(i, exp2(load(scores + i * kLanes) - fill(max)), 0.0f);
     sums = sums + p;
     Operands<Element>::store_probabilities(scales.scaled_probabilities(p, i),
                                            probabilities + i * kLanes / Operands<Element>::kPerWord);
   }
-  const float factor = exp2(state.max() - new_max);
-  state.sum() = state.sum() * factor + reduce_sum(sums);
-  state.max() = new_max;
-  return factor;
+  return reduce_sum(sums);
 }
 
-template <class Element, class Scales>
-float soften(const float* dots, int blocks, Range visible, ScoreScale scale, const Scales& scales,
-             RowState state, typename Operands<Element>::Word* probabilities) {
+// Calls work(seen) for what a row sees.
+template <class Work>
+PAGETIDE_INLINE float with_seen(int blocks, Range visible, const Work& work) {
   const bool whole = blocks * kLanes == kTileTokens && visible.begin <= 0 && visible.end >= kTileTokens;
-  if (whole) return soften_tile<Element, true>(dots, blocks, visible, scale, scales, state, probabilities);
-  return soften_tile<Element, false>(dots, blocks, visible, scale, scales, state, probabilities);
+  return whole ? work(Seen<true>{blocks, visible}) : work(Seen<false>{blocks, visible});
 }
 
 }  // namespace pagetide::PAGETIDE_ISA
