@@ -38,6 +38,7 @@ struct Product {
   int depth;
   const float* factors;  // one for each row of c; null: c starts from zero
   Lookahead* ahead;
+  int fetch_every = 1;  // steps along the depth, two lines each time
 };
 
 // The compiler keeps the sums in registers only if it unrolls the loops over them first.
@@ -55,8 +56,12 @@ void multiply_block(const Product<Word>& p, int column) {
     }
   }
   Lookahead::Place place = p.ahead->place;
+  int until_fetch = p.fetch_every;
   for (int i = 0; i < p.depth; ++i) {
-    p.ahead->fetch(2, place);
+    if (--until_fetch == 0) {
+      until_fetch = p.fetch_every;
+      p.ahead->fetch(2, place);
+    }
     decltype(load_words(p.b.data)) b[kColumns];
     PAGETIDE_UNROLL for (int c = 0; c < kColumns; ++c) b[c] = load_words(p.b.at(i, column + c));
     PAGETIDE_UNROLL for (int r = 0; r < kRows; ++r) {

@@ -76,7 +76,9 @@ class Projection {
   // As even groups of tokens as can be: a small last one would not hide the loads of the weights.
   void run_chunk(Range tokens, Range columns, Range chunk) {
     int token = tokens.begin;
-    for (int groups = ceil_divided(tokens.end - token, kMaxRows); groups > 0; --groups) {
+    int groups = ceil_divided(tokens.end - token, kMaxRows);
+    fetch_every_ = groups;
+    for (; groups > 0; --groups) {
       const Range group = first(ceil_divided(tokens.end - token, groups), {token, tokens.end});
       float* sums = sums_[depth_ > kChunkDepth ? token - tokens.begin : 0];
       add_chunk(group, sums, columns, chunk);
@@ -95,7 +97,8 @@ class Projection {
         {sums, kMaxColumns * kLanes},
         chunk.end - chunk.begin,
         chunk.begin == 0 ? nullptr : kOnes,
-        &ahead_};
+        &ahead_,
+        fetch_every_};
     multiply(tokens.end - tokens.begin, columns.end - columns.begin, product);
   }
 
@@ -128,6 +131,7 @@ class Projection {
   const LinearCall& call_;
   int depth_;
   Lookahead ahead_;
+  int fetch_every_ = 1;
   float sums_[kTileRows][kMaxColumns * kLanes];
 };
 
