@@ -110,8 +110,8 @@ class Rotator {
     float values[kMaxHeadSize];
     float turned[kMaxHeadSize];
     read(head, values);
-    std::memcpy(turned, values, sizeof(float) * static_cast<size_t>(size));
     const int half = call_.rotation.rotary_dim / 2;
+    for (int i = 2 * half; i < size; ++i) turned[i] = values[i];
     for (int i = 0; i < half; ++i) {
       turned[i] = values[i] * cos_[i] + values[half + i] * sin_[i];
       turned[half + i] = values[half + i] * cos_[half + i] + values[i] * sin_[half + i];

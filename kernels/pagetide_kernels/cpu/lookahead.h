@@ -1,4 +1,4 @@
-// Fetches the memory of the next tile into the L2 cache, a few lines at a time, while this one is computed.
+// Fetches the memory of the next tile into the cache, a few lines at a time, while this one is computed.
 //
 // KV blocks are short and scattered, so the hardware does not see the next one coming; and lines asked for
 // all at once fill the CPU's queue of misses and stall it. Spread out, they doubled the speed of decode.
@@ -35,9 +35,9 @@ class Lookahead {
   PAGETIDE_INLINE void fetch(int lines) { fetch(lines, place); }
 
   PAGETIDE_INLINE void fetch(int lines, Place& from) {
-    constexpr int kIntoL2 = 2;
+    constexpr int kIntoL1 = 3;
     for (; lines > 0 && from.line != nullptr; --lines) {
-      __builtin_prefetch(from.line, 0, kIntoL2);
+      __builtin_prefetch(from.line, 0, kIntoL1);
       from.line += 64;
       if (from.line == from.piece_end) start_piece(from);
     }

@@ -57,7 +57,10 @@ struct Operands<bfloat16> {
   static constexpr int kPerWord = 2;
 
   static void pack_query(const bfloat16* row, int head_size, Word* out) {
-    std::memcpy(out, row, sizeof(bfloat16) * static_cast<size_t>(head_size));
+    for (int d = 0; d < head_size; d += kLanes) {
+      _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + d / 2),
+                          _mm256_loadu_si256(reinterpret_cast<const __m256i*>(row + d)));
+    }
   }
 
   // [16][head_size] -> sixteen columns of [head_size / 2][kTileTokens]

@@ -103,17 +103,19 @@ class Projection {
   }
 
   void write(Range tokens, const float* sums, Range columns) const {
+    const int size = (columns.end - columns.begin) * kLanes, first = columns.begin * kLanes;
+    const bool is_plain = call_.bias == nullptr && first + size <= call_.out_features;
     for (int token = tokens.begin; token < tokens.end; ++token, sums += kMaxColumns * kLanes) {
-      for (int column = columns.begin; column < columns.end; ++column) {
-        write(load(sums + (column - columns.begin) * kLanes), token, column);
+      auto* out = static_cast<Element*>(call_.out) + token * call_.out_stride + first;
+      for (int i = 0; i < size; i += kLanes) {
+        is_plain ? store(load(sums + i), out + i) : write(load(sums + i), out + i, first + i);
       }
     }
   }
 
-  void write(Vec sum, int token, int column) const {
-    const int first = column * kLanes;
+  // With a bias, or to the last outputs.
+  void write(Vec sum, Element* out, int first) const {
     const int count = call_.out_features - first < kLanes ? call_.out_features - first : kLanes;
-    auto* out = static_cast<Element*>(call_.out) + token * call_.out_stride + first;
     if (call_.bias != nullptr) sum = sum + load_some(static_cast<const Element*>(call_.bias) + first, count);
     if (count == kLanes) return store(sum, out);
     Element lanes[kLanes];
