@@ -38,7 +38,9 @@ struct Product {
   int depth;
   const float* factors;  // one for each row of c; null: c starts from zero
   Lookahead* ahead;
-  int fetch_every = 1;  // steps along the depth, two lines each time
+  // So many lines of it each time, after so many steps along the depth.
+  int fetch_lines = 2;
+  int fetch_every = 1;
 };
 
 // The compiler keeps the sums in registers only if it unrolls the loops over them first.
@@ -60,7 +62,7 @@ void multiply_block(const Product<Word>& p, int column) {
   for (int i = 0; i < p.depth; ++i) {
     if (--until_fetch == 0) {
       until_fetch = p.fetch_every;
-      p.ahead->fetch(2, place);
+      p.ahead->fetch(p.fetch_lines, place);
     }
     decltype(load_words(p.b.data)) b[kColumns];
     PAGETIDE_UNROLL for (int c = 0; c < kColumns; ++c) b[c] = load_words(p.b.at(i, column + c));

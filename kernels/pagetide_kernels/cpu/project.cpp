@@ -98,6 +98,7 @@ class Projection {
         chunk.end - chunk.begin,
         chunk.begin == 0 ? nullptr : kOnes,
         &ahead_,
+        columns.end - columns.begin,
         fetch_every_};
     multiply(tokens.end - tokens.begin, columns.end - columns.begin, product);
   }
