@@ -14,6 +14,7 @@
 #include "decoder_kernels.h"
 #include "decoder_memory.h"
 #include "decoder_plan.h"
+#include "decoder_products.h"
 
 namespace pagetide {
 namespace {
@@ -126,7 +127,7 @@ class Run {
       attend(member.thread, layers[i], step_.kv_caches[i]);
       const DecoderLayer* next = i + 1 < layers.size() ? &layers[i + 1] : nullptr;
       crews_.for_panels([&](Range panel) {
-        feed_forward(member, panel, layers[i], next != nullptr ? &next->attn_in : nullptr);
+        feed_forward(member, panel, layers[i], next);
         if (next != nullptr) project_heads(member, panel, *next, step_.kv_caches[i + 1]);
       });
     }
@@ -134,8 +135,9 @@ class Run {
 
   // The queries of normed rows; their keys and values go to the cache.
   void project_heads(Member& member, Range panel, const DecoderLayer& layer, void* kv_cache) {
-    multiply(member, panel, layer.qkv, member.crew.rows.normed.get(), shape_.hidden_size,
-             row(rows_.qkv.get(), panel.begin, shape_.qkv_size()));
+    multiply(member, panel,
+             {layer.qkv, member.crew.rows.normed.get(), shape_.hidden_size,
+              row(rows_.qkv.get(), panel.begin, shape_.qkv_size()), sharing_of(layer.out)});
     const RotaryCall rotary{shape_,          step_,   layer.qk_norm, step_.rotations[layer.rope],
                             rows_.qkv.get(), kv_cache};
     const Range share = member.share(size(panel));
@@ -145,15 +147,18 @@ class Run {
   }
 
   // From what a layer's attention found to what the next layer starts with, if there is one.
-  void feed_forward(Member& member, Range panel, const DecoderLayer& layer, const DecoderNorm* next_norm) {
+  void feed_forward(Member& member, Range panel, const DecoderLayer& layer, const DecoderLayer* next) {
     void* added = member.crew.rows.added.get();
     const int64_t query_size = shape_.query_size();
-    multiply(member, panel, layer.out, row(rows_.attended.get(), panel.begin, query_size), query_size, added);
+    multiply(member, panel,
+             {layer.out, row(rows_.attended.get(), panel.begin, query_size), query_size, added,
+              sharing_of_gates(layer)});
     add_and_norm(member, panel, added, layer.attn_out, &layer.ffn_in);
     activate_gates(member, panel, layer);
-    multiply(member, panel, layer.down, member.crew.rows.gate_up.get(), 2 * int64_t{shape_.intermediate_size},
-             added);
-    add_and_norm(member, panel, added, layer.ffn_out, next_norm);
+    multiply(member, panel,
+             {layer.down, member.crew.rows.gate_up.get(), 2 * int64_t{shape_.intermediate_size}, added,
+              next != nullptr ? sharing_of(next->qkv) : Sharing{}});
+    add_and_norm(member, panel, added, layer.ffn_out, next != nullptr ? &next->attn_in : nullptr);
   }
 
   void add_and_norm(Member& member, Range panel, const void* added, DecoderNorm out_norm,
@@ -171,8 +176,9 @@ class Run {
   void activate_gates(Member& member, Range panel, const DecoderLayer& layer) {
     const int width = shape_.intermediate_size, columns = width / kLanes;
     void* gate_up = member.crew.rows.gate_up.get();
-    const LinearCall call =
-        linear_call(member, panel, layer.gate_up, member.crew.rows.normed.get(), shape_.hidden_size, gate_up);
+    const PanelProduct product{layer.gate_up, member.crew.rows.normed.get(), shape_.hidden_size, gate_up,
+                               sharing_of(layer.down)};
+    const LinearCall call = product.call(member, size(panel), element_size_);
     sum_inputs(member, call);
     member.crew.shares.work_through(
         member.rank, member.next_round(size(panel), columns), [&](Range tokens, Range gates, Range next) {
@@ -185,9 +191,8 @@ class Run {
     member.crew.barrier.wait();
   }
 
-  void multiply(Member& member, Range panel, const DecoderLinear& linear, const void* input,
-                int64_t input_stride, void* out) {
-    const LinearCall call = linear_call(member, panel, linear, input, input_stride, out);
+  void multiply(Member& member, Range panel, const PanelProduct& product) {
+    const LinearCall call = product.call(member, size(panel), element_size_);
     sum_inputs(member, call);
     member.crew.shares.work_through(member.rank, member.next_round(size(panel), call.num_columns),
                                     [&](Range tokens, Range columns, Range next) {
@@ -234,24 +239,6 @@ class Run {
       work(call, items[i], next < items.size() ? &items[next] : nullptr, scratch);
       i = next;
     }
-  }
-
-  LinearCall linear_call(const Member& member, Range panel, const DecoderLinear& linear, const void* input,
-                         int64_t input_stride, void* out) const {
-    LinearCall call{};
-    call.out = out;
-    call.input = input;
-    call.weight = linear.weight;
-    call.bias = linear.bias;
-    call.out_stride = linear.out_features;
-    call.input_stride = input_stride;
-    call.num_tokens = size(panel);
-    call.out_features = linear.out_features;
-    call.in_features = linear.in_features;
-    call.num_columns = (linear.out_features + kLanes - 1) / kLanes;
-    call.codes = linear.codes;
-    call.codes.input_sums = member.crew.rows.sums.get<float>();
-    return call;
   }
 
   Decoder& decoder_;

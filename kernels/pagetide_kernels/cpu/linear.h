@@ -34,6 +34,9 @@ struct LinearCall {
   int in_features;
   int num_columns;  // of sixteen outputs
   CodedWeights codes = {};
+  // What the thread that computes reads after this, whole lines of it; null: unknown.
+  const void* then = nullptr;
+  int64_t then_bytes = 0;
 };
 
 struct LinearKernels {

@@ -61,6 +61,9 @@ class Projection {
       const Range chunk = first(kChunkDepth, {depth, depth_});
       if (chunk.end < depth_) {
         look_ahead(columns, first(kChunkDepth, {chunk.end, depth_}));
+      } else if (next_columns.begin == next_columns.end && call_.then != nullptr) {
+        ahead_.clear(call_.then_bytes);
+        ahead_.add(call_.then);
       } else {
         look_ahead(next_columns, first(kChunkDepth, {0, depth_}));
       }
