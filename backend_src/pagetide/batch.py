@@ -38,13 +38,17 @@ class Batch:
     def __init__(self, plan: StepPlan) -> None:
         self.plan = plan
         num_new, num_computed = ints(plan.num_new), ints(plan.num_computed)
-        starts = np.concatenate(([0], np.cumsum(num_new)))
+        starts, row = _starts(num_new, plan.num_tokens)
         self.geometry = Geometry(_pad(plan.block_tables), starts, num_computed + num_new)
-        row = np.repeat(np.arange(len(num_new)), num_new)
         self.positions: Ints = np.arange(plan.num_tokens) + (num_computed - starts[:-1])[row]
         block = self.geometry.block_table[row, self.positions // BLOCK_SIZE].astype(np.int64)
         self.slots: Ints = block * BLOCK_SIZE + self.positions % BLOCK_SIZE
         self.sampled_tokens: Ints = starts[ints(plan.sampled.rows) + 1] - 1
+
+    @property
+    def samples_every_token(self) -> bool:
+        """Once each, and in their order: a step of decodes only."""
+        return np.array_equal(self.sampled_tokens, np.arange(self.plan.num_tokens))
 
     def cut(self, most_queries: int) -> Geometry:
         """Longer rows become several with the same blocks: all KV is written before any is read."""
@@ -60,6 +64,14 @@ class Batch:
             np.concatenate((starts, row_ends[-1:])),
             whole.kv_lens[row] - (row_ends - ends),
         )
+
+
+def _starts(num_new: Ints, num_tokens: int) -> tuple[Ints, Ints]:
+    """[B + 1] where each row's tokens start, and [T] the row of each."""
+    if num_tokens == len(num_new):
+        starts = np.arange(num_tokens + 1)
+        return starts, starts[:-1]
+    return np.concatenate(([0], np.cumsum(num_new))), np.repeat(np.arange(len(num_new)), num_new)
 
 
 def ints(values: array[int]) -> Ints:

@@ -117,8 +117,9 @@ class Runner:
             scores = [] if plan.scored is None else self._score(states, plan.scored)
             if not plan.sampled.params:
                 return None, scores
-            rows = ops.gather_rows(states, self._to_device(batch.sampled_tokens))
-            return self._model.score(rows), scores
+            if not batch.samples_every_token:
+                states = ops.gather_rows(states, self._to_device(batch.sampled_tokens))
+            return self._model.score(states), scores
 
     @torch.inference_mode()
     def sample(self, logits: torch.Tensor, plan: StepPlan, masks: StepMasks | None) -> sampler.Chosen:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import json
 import logging
@@ -94,6 +95,8 @@ class TritonPythonModel:
         sys.setswitchinterval(SWITCH_S)
         for part in (self._metrics, self._senders, engine):
             part.start()
+        # All of this lives as long as the process: the collector of cycles need not look at it during steps.
+        gc.freeze()
 
     def execute(self, requests: Sequence[Any]) -> None:
         """Takes each request in, or answers it with what is wrong; returns before any of them is done."""

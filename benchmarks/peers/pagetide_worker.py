@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import gc
 import itertools
 import json
 import sys
@@ -39,6 +40,7 @@ def load_engine() -> tuple[Generate, dict[str, str]]:
     values = json.loads((directory / "model.json").read_text()) | {"max_running": RUNNING}
     engine = build(Settings.from_mapping(values), directory, on_step=lambda stats: None).engine
     engine.start()
+    gc.freeze()  # as the server does
     ids = itertools.count()
 
     def submit(prompt: Sequence[int], count: int) -> SimpleQueue[Output]:
