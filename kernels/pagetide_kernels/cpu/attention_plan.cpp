@@ -8,7 +8,7 @@ namespace pagetide {
 namespace {
 
 // Rows of an item share the packing of a tile; more of them would push the tile out of the L1 cache.
-constexpr int kRowsPerItem = 32;
+constexpr int kRowsPerItem = 48;
 
 // An item for each thread is uneven; this many even out.
 constexpr int kItemsPerThread = 4;

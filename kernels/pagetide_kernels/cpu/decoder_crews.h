@@ -91,7 +91,7 @@ class Crews {
   static constexpr int kPanelTokens = 96;
 
   // Fewer tokens for each thread are not worth reading the weights once a thread.
-  static constexpr int kTokensPerCrew = 32;
+  static constexpr int kTokensPerCrew = 64;
 
   bool is_apart_ = false;
   int num_threads_ = 1;
