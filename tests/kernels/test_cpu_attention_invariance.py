@@ -83,3 +83,32 @@ def test_where_the_blocks_lie_changes_no_bit(case):
     table = case.block_table.clone()
     table[used] = order[case.block_table[used].long()].to(torch.int32)
     assert torch.equal(case.run(kv_cache=moved, block_table=table), together)
+
+
+SHARERS = [1500, 1030, 512, 700, 1500, 255, 1280, 1025, 4 * 256 + 3, 768]
+"""KV lengths of sequences that are decoded: all begin with the same blocks, as far as SHARED and theirs go."""
+SHARED = [1500, 1024, 512, 600, 520, 255, 500, 1000, 16, 768]
+"""How many tokens' blocks each has in common with the first."""
+
+
+@pytest.mark.parametrize("num_threads", [1, 2, 3])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["bf16", "f32"])
+def test_sequences_that_share_blocks_give_the_bits_they_give_alone(
+    make_case, shape, isa, dtype, threads, num_threads
+):
+    torch.set_num_threads(num_threads)
+    case = make_case([(1, length) for length in SHARERS] + [(1, 1500), (2, 600)], dtype=dtype, **shape)
+    for i, tokens in enumerate(SHARED):
+        case.block_table[i, : tokens // 16] = case.block_table[0, : tokens // 16]
+    case.block_table[-1, :32] = case.block_table[0, :32]
+    together = case.run()
+    for i in range(len(case.kv_lens)):
+        assert torch.equal(case.only(i).run(), together[case.rows(i)])
+
+
+def test_of_sequences_that_share_blocks_nan_stays_with_whom_it_belongs_to(make_case):
+    case = make_case([(1, 600)] * 3, dtype=torch.bfloat16, heads=9, kv_heads=3, head_size=64)
+    case.block_table[:, :20] = case.block_table[0, :20]
+    case.kv_cache[case.block_table[1, 30]] = float("nan")
+    out = case.run()
+    assert out[1].isnan().all() and not out[0].isnan().any() and not out[2].isnan().any()

@@ -107,8 +107,7 @@ class Worker {
   }
 
   float* item_states(int partition) const {
-    const int64_t skipped = int64_t{partition - item_.partitions.begin} * num_rows_;
-    return item_.states + skipped * call_.state_size();
+    return item_.states + (partition - item_.partitions.begin) * item_.partition_stride;
   }
 
   void clear(float* states) const {

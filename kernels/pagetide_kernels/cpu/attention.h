@@ -40,7 +40,8 @@ struct AttentionCall {
   }
 };
 
-// Neighbouring queries of one sequence and the query heads of one KV head, over some KV partitions.
+// Neighbouring queries and the query heads of one KV head, over some KV partitions. The queries are of one
+// sequence, or each of another that has the same blocks there.
 struct WorkItem {
   int sequence;
   int kv_head;
@@ -49,8 +50,9 @@ struct WorkItem {
   int first_position;  // of the first query in its sequence
   Range partitions;
   // Null: the item covers all partitions and writes its outputs. Otherwise it leaves a state for each
-  // partition and row here, [partition][query][head of the group][state_size].
+  // partition and row here, [partition][query][head of the group][state_size]; partitions may lie further apart.
   float* states;
+  int64_t partition_stride;
 };
 
 struct AttentionKernels {

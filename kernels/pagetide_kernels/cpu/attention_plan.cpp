@@ -16,6 +16,8 @@ constexpr int kItemsPerThread = 4;
 // Estimated nanoseconds below which starting threads, or merging parts, costs more than it saves.
 constexpr int64_t kSerialNanoseconds = 20000;
 
+constexpr int kBlocksPerPartition = kPartitionTokens / kBlockTokens;
+
 int ceil_divided(int a, int b) { return (a + b - 1) / b; }
 
 int num_partitions(const WorkItem& item) { return item.partitions.end - item.partitions.begin; }
@@ -32,6 +34,15 @@ struct Sequence {
 
 Sequence sequence_at(const AttentionCall& call, int i) {
   return {i, {call.query_starts[i], call.query_starts[i + 1]}, call.kv_lens[i]};
+}
+
+// Of two sequences: how many of their first partitions are whole and the same blocks.
+int common_partitions(const AttentionCall& call, int one, int other) {
+  const int num_whole = std::min(call.kv_lens[one], call.kv_lens[other]) / kPartitionTokens;
+  const int32_t* blocks = call.block_table + one * call.table_stride;
+  const int32_t* end = blocks + num_whole * kBlocksPerPartition;
+  const auto differing = std::mismatch(blocks, end, call.block_table + other * call.table_stride).first;
+  return static_cast<int>(differing - blocks) / kBlocksPerPartition;
 }
 
 const char* block_problem(const char* op, const AttentionCall& call, const Sequence& sequence) {
@@ -76,7 +87,11 @@ const char* attention_problem(const char* op, const AttentionCall& call) {
 
 AttentionPlan::AttentionPlan(const AttentionCall& call, int num_threads)
     : window_(call.window), queries_per_item_(std::max(1, kRowsPerItem / call.group())) {
-  for (int i = 0; i < call.num_sequences; ++i) add_sequence(call, i);
+  for (int i = 0; i < call.num_sequences;) {
+    const Sharers sharers = sharers_from(call, i);
+    sharers.count > 1 ? add_sharers(call, i, sharers) : add_sequence(call, i);
+    i += sharers.count;
+  }
   is_shared_ = num_threads > 1 && estimated_ns(call) > kSerialNanoseconds;
   if (is_shared_) cut_long_items(call, num_threads);
 }
@@ -93,7 +108,45 @@ void AttentionPlan::add_sequence(const AttentionCall& call, int sequence) {
     const Range partitions{call.visible(position).begin / kPartitionTokens,
                            ceil_divided(position + num_queries, kPartitionTokens)};
     for (int head = 0; head < call.num_kv_heads; ++head) {
-      items_.push_back({sequence, head, begin + first, num_queries, position, partitions, nullptr});
+      items_.push_back({sequence, head, begin + first, num_queries, position, partitions, nullptr, 0});
+    }
+  }
+}
+
+Sharers AttentionPlan::sharers_from(const AttentionCall& call, int first) const {
+  const auto is_decode = [&](int i) {
+    return i < call.num_sequences && call.query_starts[i + 1] - call.query_starts[i] == 1 && call.kv_lens[i] > 0;
+  };
+  if (window_ > 0 || !is_decode(first)) return {1, 0};
+  Sharers found{1, call.kv_lens[first] / kPartitionTokens};
+  for (int i = first + 1; found.count < queries_per_item_ && is_decode(i); ++i) {
+    const int partitions = std::min(found.partitions, common_partitions(call, first, i));
+    if (partitions == 0) break;
+    found = {found.count + 1, partitions};
+  }
+  return found;
+}
+
+// What is shared is read and packed once for all; the rest is each sequence's own.
+void AttentionPlan::add_sharers(const AttentionCall& call, int first, Sharers sharers) {
+  const int* lens = call.kv_lens + first;
+  const int longest = *std::max_element(lens, lens + sharers.count);
+  const int64_t row = call.group() * call.state_size(), stride = sharers.count * row;
+  const int64_t head_size = ceil_divided(longest, kPartitionTokens) * stride;
+  float* states = new_states(call.num_kv_heads * head_size);
+  const int query = call.query_starts[first], last_shared = sharers.partitions * kPartitionTokens - 1;
+  for (int head = 0; head < call.num_kv_heads; ++head, states += head_size) {
+    const WorkItem shared{first,  head,  query, sharers.count, last_shared, {0, sharers.partitions},
+                          states, stride};
+    cut(shared, 1);
+    for (int i = 0; i < sharers.count; ++i) {
+      const WorkItem whole{first + i,       head, query + i, 1, lens[i] - 1, {0, ceil_divided(lens[i], kPartitionTokens)},
+                           states + i * row, stride};
+      merges_.push_back(whole);
+      WorkItem own = whole;
+      own.partitions.begin = sharers.partitions;
+      own.states += sharers.partitions * stride;
+      if (num_partitions(own) > 0) items_.push_back(own);
     }
   }
 }
@@ -116,27 +169,28 @@ void AttentionPlan::cut_long_items(const AttentionCall& call, int num_threads) {
   const auto is_long = [=](const WorkItem& item) { return num_partitions(item) > share; };
   const auto first_long = std::stable_partition(items_.begin(), items_.end(),
                                                 [=](const WorkItem& item) { return !is_long(item); });
-  merges_.assign(first_long, items_.end());
+  std::vector<WorkItem> long_items(first_long, items_.end());
   items_.erase(first_long, items_.end());
-  const auto partition_size = [&](const WorkItem& item) {
-    return int64_t{item.num_queries} * call.group() * call.state_size();
-  };
-  int64_t size = 0;
-  for (const WorkItem& item : merges_) size += num_partitions(item) * partition_size(item);
-  states_.reset(new float[static_cast<size_t>(size)]);
-  float* states = states_.get();
-  for (WorkItem& item : merges_) {
-    item.states = states;
-    states += num_partitions(item) * partition_size(item);
-    cut(item, share, partition_size(item));
+  for (WorkItem& item : long_items) {
+    if (item.states == nullptr) {
+      item.partition_stride = int64_t{item.num_queries} * call.group() * call.state_size();
+      item.states = new_states(num_partitions(item) * item.partition_stride);
+      merges_.push_back(item);
+    }
+    cut(item, share);
   }
 }
 
-void AttentionPlan::cut(const WorkItem& whole, int share, int64_t partition_size) {
+float* AttentionPlan::new_states(int64_t floats) {
+  states_.emplace_back(new float[static_cast<size_t>(floats)]);
+  return states_.back().get();
+}
+
+void AttentionPlan::cut(const WorkItem& whole, int share) {
   for (int begin = whole.partitions.begin; begin < whole.partitions.end; begin += share) {
     WorkItem part = whole;
     part.partitions = {begin, std::min(begin + share, whole.partitions.end)};
-    part.states = whole.states + (begin - whole.partitions.begin) * partition_size;
+    part.states = whole.states + (begin - whole.partitions.begin) * whole.partition_stride;
     items_.push_back(part);
   }
 }

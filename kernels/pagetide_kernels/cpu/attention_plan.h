@@ -12,6 +12,12 @@ namespace pagetide {
 // call's window are not read and may be anything.
 const char* attention_problem(const char* op, const AttentionCall& call);
 
+// Neighbouring sequences with one query each, whose first partitions are the same blocks.
+struct Sharers {
+  int count;
+  int partitions;
+};
+
 // Who attends to what. KV is cut where its partitions meet, see elements.h, so that how it is shared out
 // changes no result. Items of `merges` wait for all of `items`.
 class AttentionPlan {
@@ -29,15 +35,18 @@ class AttentionPlan {
  private:
   int64_t estimated_ns(const AttentionCall& call) const;
   void add_sequence(const AttentionCall& call, int sequence);
+  Sharers sharers_from(const AttentionCall& call, int first) const;
+  void add_sharers(const AttentionCall& call, int first, Sharers sharers);
   void cut_long_items(const AttentionCall& call, int num_threads);
-  void cut(const WorkItem& whole, int share, int64_t partition_size);
+  void cut(const WorkItem& whole, int share);
+  float* new_states(int64_t floats);
 
   int window_;
   int queries_per_item_;
   bool is_shared_ = false;
   std::vector<WorkItem> items_;
   std::vector<WorkItem> merges_;
-  std::unique_ptr<float[]> states_;
+  std::vector<std::unique_ptr<float[]>> states_;
 };
 
 }  // namespace pagetide

@@ -36,6 +36,7 @@ class Projection {
   explicit Projection(const LinearCall& call) : call_(call), depth_(call.in_features / kPerWord) {}
 
   void run(Range tokens, Range columns, Range after) {
+    if (tokens.begin == tokens.end) return;
     const int width = columns_at_once(tokens.end - tokens.begin);
     for (int column = columns.begin; column < columns.end; column += width) {
       const Range tile = first(width, {column, columns.end});
