@@ -95,8 +95,7 @@ class TritonPythonModel:
         sys.setswitchinterval(SWITCH_S)
         for part in (self._metrics, self._senders, engine):
             part.start()
-        # All of this lives as long as the process: the collector of cycles need not look at it during steps.
-        gc.freeze()
+        gc.freeze()  # all of this lives as long as the process: no search for cycles in it during steps
 
     def execute(self, requests: Sequence[Any]) -> None:
         """Takes each request in, or answers it with what is wrong; returns before any of them is done."""
@@ -117,8 +116,7 @@ class TritonPythonModel:
 
     def _leave(self) -> None:
         """The engine's loop is broken. Its clients get their errors, then this process ends: servers that
-        never ask `is_ready` see a dead stub, and whoever supervises them starts again. The last word goes to
-        stderr: Triton fetches its log from the living process, a busy machine too late."""
+        never ask `is_ready` see a dead stub. The last word goes to stderr: Triton's log may come too late."""
         print(f"this model's process ends: {self._built.engine.health()}", file=sys.stderr, flush=True)
         self._senders.stop(ANSWER_S)
         os._exit(1)

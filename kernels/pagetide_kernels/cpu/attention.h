@@ -50,7 +50,8 @@ struct WorkItem {
   int first_position;  // of the first query in its sequence
   Range partitions;
   // Null: the item covers all partitions and writes its outputs. Otherwise it leaves a state for each
-  // partition and row here, [partition][query][head of the group][state_size]; partitions may lie further apart.
+  // partition and row here, [query][head of the group][state_size], `partition_stride` floats after the one
+  // before.
   float* states;
   int64_t partition_stride;
 };

@@ -115,7 +115,8 @@ void AttentionPlan::add_sequence(const AttentionCall& call, int sequence) {
 
 Sharers AttentionPlan::sharers_from(const AttentionCall& call, int first) const {
   const auto is_decode = [&](int i) {
-    return i < call.num_sequences && call.query_starts[i + 1] - call.query_starts[i] == 1 && call.kv_lens[i] > 0;
+    return i < call.num_sequences && call.query_starts[i + 1] - call.query_starts[i] == 1 &&
+           call.kv_lens[i] > 0;
   };
   if (window_ > 0 || !is_decode(first)) return {1, 0};
   Sharers found{1, call.kv_lens[first] / kPartitionTokens};
@@ -132,16 +133,15 @@ void AttentionPlan::add_sharers(const AttentionCall& call, int first, Sharers sh
   const int* lens = call.kv_lens + first;
   const int longest = *std::max_element(lens, lens + sharers.count);
   const int64_t row = call.group() * call.state_size(), stride = sharers.count * row;
-  const int64_t head_size = ceil_divided(longest, kPartitionTokens) * stride;
-  float* states = new_states(call.num_kv_heads * head_size);
+  const int64_t floats_per_head = ceil_divided(longest, kPartitionTokens) * stride;
+  float* states = new_states(call.num_kv_heads * floats_per_head);
   const int query = call.query_starts[first], last_shared = sharers.partitions * kPartitionTokens - 1;
-  for (int head = 0; head < call.num_kv_heads; ++head, states += head_size) {
-    const WorkItem shared{first,  head,  query, sharers.count, last_shared, {0, sharers.partitions},
-                          states, stride};
-    cut(shared, 1);
+  for (int head = 0; head < call.num_kv_heads; ++head, states += floats_per_head) {
+    const Range all_shared{0, sharers.partitions};
+    cut({first, head, query, sharers.count, last_shared, all_shared, states, stride}, 1);
     for (int i = 0; i < sharers.count; ++i) {
-      const WorkItem whole{first + i,       head, query + i, 1, lens[i] - 1, {0, ceil_divided(lens[i], kPartitionTokens)},
-                           states + i * row, stride};
+      const Range all{0, ceil_divided(lens[i], kPartitionTokens)};
+      const WorkItem whole{first + i, head, query + i, 1, lens[i] - 1, all, states + i * row, stride};
       merges_.push_back(whole);
       WorkItem own = whole;
       own.partitions.begin = sharers.partitions;

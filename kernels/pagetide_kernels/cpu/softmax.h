@@ -78,7 +78,8 @@ struct TokenScales {
   PAGETIDE_INLINE Vec scaled_probabilities(Vec p, int i) const { return p * load(values + i * kLanes); }
 };
 
-// One row's share of a tile: `blocks` vectors of tokens, those in `visible` count. `kWhole`: all of a whole tile.
+// One row's share of a tile: `blocks` vectors of tokens, those in `visible` count. `kWhole`: all of a whole
+// tile.
 template <bool kWhole>
 struct Seen {
   int blocks;
@@ -92,7 +93,8 @@ struct Seen {
 
 // Turns a row's dot products with a tile into scores. Returns the largest so far, `max` among them.
 template <bool kWhole, class Scales>
-PAGETIDE_INLINE float score_row(float* dots, Seen<kWhole> seen, ScoreScale scale, const Scales& scales, float max) {
+PAGETIDE_INLINE float score_row(float* dots, Seen<kWhole> seen, ScoreScale scale, const Scales& scales,
+                                float max) {
   Vec highest = fill(max);
   for (int i = 0; i < seen.size(); ++i) {
     const Vec score = scale.apply(scales.scaled_dots(load(dots + i * kLanes), i));
@@ -102,7 +104,8 @@ PAGETIDE_INLINE float score_row(float* dots, Seen<kWhole> seen, ScoreScale scale
   return reduce_max(highest);
 }
 
-// Turns a row's scores into probabilities relative to `max`; tokens that are not seen get none. Returns their sum.
+// Turns a row's scores into probabilities relative to `max`; tokens that are not seen get none. Returns their
+// sum.
 template <class Element, bool kWhole, class Scales>
 PAGETIDE_INLINE float soften_row(const float* scores, Seen<kWhole> seen, const Scales& scales, float max,
                                  typename Operands<Element>::Word* probabilities) {
