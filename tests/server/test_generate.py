@@ -38,7 +38,7 @@ def test_a_stream_holds_only_the_output_and_its_last_response_is_final(triton: T
     assert "".join(response.text for response in responses).startswith(" Paris")
     assert [response.is_final for response in responses] == [False] * (len(responses) - 1) + [True]
     assert responses[-1].outputs, "FINAL rides on a response with data"
-    assert len(responses) > 8
+    assert len(responses) > 2, "in pieces; how many depends on how fast tokens come"
 
 
 def test_every_output_is_there_when_asked_for(triton: Triton) -> None:
