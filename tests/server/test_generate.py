@@ -153,7 +153,7 @@ def test_generate_stream_over_http_sends_events(triton: Triton) -> None:
     events = [json.loads(line.removeprefix("data: ")) for line in answer.splitlines() if line]
     assert status == 200
     assert "".join(event["text_output"] for event in events) == greedy(triton)
-    assert len(events) > 8
+    assert len(events) > 2
 
 
 def test_http_tells_a_wrong_request_from_a_server_at_fault(triton: Triton) -> None:
