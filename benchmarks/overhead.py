@@ -61,8 +61,10 @@ class NullModel:
     dtype, kv_dtype, device = torch.float32, torch.float32, torch.device("cpu")
     config = SimpleNamespace(num_kv_heads=1, head_dim=16, num_layers=1, vocab_size=32)
 
-    def states(self, token_ids: torch.Tensor, *_: object) -> torch.Tensor:
-        return torch.zeros(len(token_ids), 16)
+    def states(
+        self, token_ids: torch.Tensor, positions: object, caches: object, batch: object, wanted: torch.Tensor
+    ) -> torch.Tensor:
+        return torch.zeros(len(wanted), 16)
 
     def score(self, states: torch.Tensor) -> torch.Tensor:
         return torch.zeros(len(states), self.config.vocab_size)

@@ -45,10 +45,9 @@ class Batch:
         self.slots: Ints = block * BLOCK_SIZE + self.positions % BLOCK_SIZE
         self.sampled_tokens: Ints = starts[ints(plan.sampled.rows) + 1] - 1
 
-    @property
-    def samples_every_token(self) -> bool:
-        """Once each, and in their order: a step of decodes only."""
-        return np.array_equal(self.sampled_tokens, np.arange(self.plan.num_tokens))
+        rises = bool(np.all(np.diff(self.sampled_tokens) > 0))
+        self.wanted_tokens: Ints | None = self.sampled_tokens if rises and plan.scored is None else None
+        """Those whose states are all that is asked for, if they rise; else None."""
 
     def cut(self, most_queries: int) -> Geometry:
         """Longer rows become several with the same blocks: all KV is written before any is read."""

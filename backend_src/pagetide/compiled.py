@@ -56,11 +56,11 @@ class CompiledStack:
         rotations: Sequence[Rotation],
         kv_caches: Sequence[torch.Tensor],
         batch: AttentionBatch,
+        wanted: torch.Tensor | None = None,
     ) -> torch.Tensor:
         turns = [(rotation.cos, rotation.sin) for rotation in rotations]
-        return self._step.run(
-            hidden, turns, kv_caches, batch.block_table, batch.query_starts, batch.kv_lens, batch.slots
-        )
+        tables = (batch.block_table, batch.query_starts, batch.kv_lens, batch.slots)
+        return self._step.run(hidden, turns, kv_caches, *tables, wanted)
 
 
 def _is_describable(layer: DecoderLayer) -> bool:

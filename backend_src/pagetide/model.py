@@ -47,7 +47,10 @@ class DecoderLayer:
 
 
 class Stack(Protocol):
-    """Takes hidden states [T, hidden] through all layers; it may change them in place."""
+    """Takes hidden states [T, hidden] through all layers; it may change them in place.
+
+    Returns [T, hidden], or [W, hidden] of the tokens `wanted` [W] int64, which rise.
+    """
 
     def __call__(
         self,
@@ -55,6 +58,7 @@ class Stack(Protocol):
         rotations: Sequence[Rotation],
         kv_caches: Sequence[torch.Tensor],
         batch: AttentionBatch,
+        wanted: torch.Tensor | None = None,
     ) -> torch.Tensor: ...
 
 
@@ -70,11 +74,15 @@ class LayerByLayer:
         rotations: Sequence[Rotation],
         kv_caches: Sequence[torch.Tensor],
         batch: AttentionBatch,
+        wanted: torch.Tensor | None = None,
     ) -> torch.Tensor:
         change = None
         for layer, kv_cache in zip(self.layers, kv_caches, strict=True):
             change = layer(hidden, change, rotations[layer.rope], kv_cache, batch)
-        return hidden if change is None else hidden.add_(change)
+        hidden = hidden if change is None else hidden.add_(change)
+        if wanted is None:
+            return hidden
+        return ops.gather_rows(hidden, wanted) if len(wanted) else hidden[:0]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -104,14 +112,16 @@ class Decoder:
         positions: torch.Tensor,
         kv_caches: Sequence[torch.Tensor],
         batch: AttentionBatch,
+        wanted: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Runs T tokens and returns what the last layer makes of them, [T, hidden] in the decoder's dtype.
+        """Runs T tokens and returns what the last layer makes of them, [T, hidden] in the decoder's dtype, or
+        [W, hidden] of the tokens `wanted` [W] int64 alone, which rise.
 
         `token_ids` and `positions` are [T] int64; `kv_caches` holds one a layer, of `kv_dtype` and of
         `ops.kv_cache_shape`, which receives the tokens' keys and values at `batch.slots`.
         """
         rotations = [rotary(positions) for rotary in self.rotaries]
-        return self.stack(self.embedding(token_ids), rotations, kv_caches, batch)
+        return self.stack(self.embedding(token_ids), rotations, kv_caches, batch, wanted)
 
     @torch.inference_mode()
     def score(self, states: torch.Tensor) -> torch.Tensor:
@@ -126,5 +136,5 @@ class Decoder:
         batch: AttentionBatch,
         rows: torch.Tensor,
     ) -> torch.Tensor:
-        """As `states`, and the float32 logits [S, V] of those tokens that `rows` [S] int64 picks."""
-        return self.score(ops.gather_rows(self.states(token_ids, positions, kv_caches, batch), rows))
+        """As `states` of the tokens `rows` [S] int64, which rise: their float32 logits [S, V]."""
+        return self.score(self.states(token_ids, positions, kv_caches, batch, rows))

@@ -108,16 +108,18 @@ class Runner:
             token_ids = self._token_ids(plan, carried)
             if self.graphs.takes(batch):
                 return self.graphs.logits(batch, token_ids), []
+            wanted = None if batch.wanted_tokens is None else self._to_device(batch.wanted_tokens)
             states = self._model.states(
                 token_ids,
                 self._to_device(batch.positions),
                 self.kv_caches,
                 self._attention(geometry, batch.slots),
+                wanted,
             )
             scores = [] if plan.scored is None else self._score(states, plan.scored)
             if not plan.sampled.params:
                 return None, scores
-            if not batch.samples_every_token:
+            if wanted is None:
                 states = ops.gather_rows(states, self._to_device(batch.sampled_tokens))
             return self._model.score(states), scores
 

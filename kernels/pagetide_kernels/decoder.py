@@ -88,6 +88,7 @@ class DecoderStep:
         query_starts: Tensor,
         kv_lens: Tensor,
         slots: Tensor,
+        wanted: Tensor | None = None,
     ) -> Tensor:
         """Takes T tokens of B sequences through all layers; their keys and values go to the caches.
 
@@ -100,14 +101,18 @@ class DecoderStep:
                 `ops.kv_cache_shape`.
             block_table, query_starts, kv_lens, slots: as in `ops.paged_attention` and `ops.write_kv`; kv_lens
                 no less than a sequence's queries.
+            wanted: [W] int64, rising: the tokens whose states are asked for, None for all. The last layer
+                computes keys and values for the others, and no more.
 
         Returns:
-            `hidden`.
+            [T, H], or [W, H]: the first rows of `hidden`; the others are left as anything.
 
         Raises:
             ArgumentError: an argument of the wrong kind, or indices that point outside the cache.
         """
         self._check_step(hidden, rotations, kv_caches)
+        if wanted is not None:
+            check_tensor("decoder: wanted", wanted, (len(wanted),), torch.int64)
         tables = (block_table, query_starts, kv_lens, slots)
         has_int8_caches = kv_caches[0].dtype == torch.int8
         signature = _INT8_STEP if has_int8_caches else _STEP
@@ -118,14 +123,16 @@ class DecoderStep:
                 (compiled.Rotation * len(rotations))(*(_flat_rotation(*rotation) for rotation in rotations)),
                 (ctypes.c_void_p * len(kv_caches))(*(cache.data_ptr() for cache in kv_caches)),
                 *(table.data_ptr() for table in tables),
+                None if wanted is None else wanted.data_ptr(),
                 kv_caches[0].stride(0),
                 block_table.stride(0),
                 *(sizes[name] for name in ("T", "B", "M", "N")),
+                compiled.ALL_WANTED if wanted is None else len(wanted),
                 torch.get_num_threads(),  # OpenMP's own number is each thread's, and not yet set in a new one
                 has_int8_caches,
             )
         )
-        return hidden
+        return hidden if wanted is None else hidden[: len(wanted)]
 
     def _check_step(
         self, hidden: Tensor, rotations: Sequence[tuple[Tensor, Tensor]], kv_caches: Sequence[Tensor]

@@ -30,8 +30,10 @@ class PagedRun:
         shape = ops.kv_cache_shape(num_blocks, config.num_kv_heads, config.head_dim, decoder.kv_dtype)
         self.kv_caches = [full_of_nan(shape, decoder.kv_dtype) for _ in range(config.num_layers)]
 
-    def step(self, new: dict[int, list[int]], every_row: bool = False) -> torch.Tensor:
-        """Computes each sequence's new tokens; the logits after the last of each, or after every one."""
+    def step(
+        self, new: dict[int, list[int]], every_row: bool = False, rows: list[int] | None = None
+    ) -> torch.Tensor:
+        """Computes each sequence's new tokens; the logits after the last of each, or every one, or `rows`."""
         positions, slots, starts = [], [], [0]
         for i, tokens in new.items():
             at = torch.arange(self.lens[i], self.lens[i] + len(tokens))
@@ -47,8 +49,10 @@ class PagedRun:
             max_query_len=max(map(len, new.values())),
         )
         token_ids = torch.tensor([token for tokens in new.values() for token in tokens])
-        rows = torch.arange(starts[-1]) if every_row else torch.tensor(starts[1:]) - 1
-        return self.decoder.forward(token_ids, torch.cat(positions), self.kv_caches, batch, rows)
+        if rows is None:
+            rows = list(range(starts[-1])) if every_row else [start - 1 for start in starts[1:]]
+        wanted = torch.tensor(rows, dtype=torch.int64)
+        return self.decoder.forward(token_ids, torch.cat(positions), self.kv_caches, batch, wanted)
 
 
 def logits_of(decoder: Decoder, tokens: list[int]) -> torch.Tensor:

@@ -140,6 +140,34 @@ def test_wrong_places_and_arguments_are_named(tiny_llama: Path) -> None:
     fails(r"decoder: hidden is of shape \[1, 32\]; expected \[1, 64\]", x=hidden[:, :32].contiguous())
 
 
+@needs_avx512
+@pytest.mark.parametrize("dtype", TOLERANCES, ids=["f32", "bf16"])
+@pytest.mark.parametrize("num_threads", [1, 2, 3])
+def test_tokens_that_nobody_asks_for_leave_their_keys_and_values(
+    tiny_llama: Path, dtype: torch.dtype, num_threads: int
+) -> None:
+    model, tokens = load(tiny_llama, dtype), random_tokens(300, VOCAB_SIZE)
+    want = logits_of(model, tokens)
+    before = torch.get_num_threads()
+    torch.set_num_threads(num_threads)
+    try:
+        for rows in ([], [0], [3, 4, 200, 299], list(range(0, 300, 2)), list(range(300))):
+            run = PagedRun(model, 1, len(tokens) + 1)
+            got = run.step({0: tokens}, rows=rows)
+            assert torch.equal(got, want[rows])
+            assert torch.equal(run.step({0: [7]})[0], logits_of(model, [*tokens, 7])[-1])
+    finally:
+        torch.set_num_threads(before)
+
+
+@needs_avx512
+@pytest.mark.parametrize("rows", [[1, 1], [2, 1], [-1], [3]])
+def test_wanted_tokens_that_do_not_rise_or_are_not_there_are_named(tiny_llama: Path, rows: list[int]) -> None:
+    run = PagedRun(load(tiny_llama), 1, 3)
+    with pytest.raises(ArgumentError, match=r"decoder: wanted\[\d\] is -?\d; expected more than -?\d and less"):
+        run.step({0: [1, 2, 3]}, rows=rows)
+
+
 def test_a_part_that_does_not_fit_is_named() -> None:
     sizes = decoder.Sizes(64, 32, 4, 2, 16)
     weight = ops.pack_linear(torch.zeros(128, 64))

@@ -2,6 +2,8 @@
 // the part that computes (compiled for each instruction set).
 #pragma once
 
+#include <algorithm>
+
 #include "elements.h"
 
 namespace pagetide {
@@ -29,6 +31,17 @@ struct AttentionCall {
   float scale;
   int window;
   float soft_cap;
+  const int64_t* wanted = nullptr;  // rising: the queries whose outputs somebody asks for; null: all
+  int num_wanted = 0;
+
+  // From the first to the last of some queries that is wanted.
+  Range wanted_among(Range queries) const {
+    if (wanted == nullptr) return queries;
+    const int64_t* first = std::lower_bound(wanted, wanted + num_wanted, queries.begin);
+    const int64_t* end = std::lower_bound(first, wanted + num_wanted, queries.end);
+    if (first == end) return {queries.begin, queries.begin};
+    return {static_cast<int>(*first), static_cast<int>(end[-1]) + 1};
+  }
 
   int group() const { return num_heads / num_kv_heads; }
   int64_t state_size() const { return kLanes + head_size; }

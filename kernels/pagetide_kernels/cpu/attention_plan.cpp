@@ -101,8 +101,11 @@ void AttentionPlan::add_sequence(const AttentionCall& call, int sequence) {
   const int begin = call.query_starts[sequence];
   const int count = call.query_starts[sequence + 1] - begin;
   for (int i = ceil_divided(count, queries_per_item_) - 1; i >= 0; --i) {
-    const int first = i * queries_per_item_;
-    const int num_queries = std::min(queries_per_item_, count - first);
+    const int first_of_all = begin + i * queries_per_item_;
+    const Range queries =
+        call.wanted_among({first_of_all, std::min(first_of_all + queries_per_item_, begin + count)});
+    const int first = queries.begin - begin, num_queries = queries.end - queries.begin;
+    if (num_queries == 0) continue;
     const bool has_kv = call.kv_lens[sequence] > 0;
     const int position = has_kv ? call.kv_lens[sequence] - count + first : -num_queries;
     const Range partitions{call.visible(position).begin / kPartitionTokens,

@@ -8,8 +8,8 @@
 #include <omp.h>
 
 #include <algorithm>
+#include <cstring>
 
-#include "attention_plan.h"
 #include "decoder_crews.h"
 #include "decoder_kernels.h"
 #include "decoder_memory.h"
@@ -55,10 +55,10 @@ class Run {
         quantised_(kernels.quantised.current()),
         attention_((step.has_int8_caches ? kernels.int8_attention : kernels.attention).current()),
         element_size_(static_cast<int64_t>(kernels.element_size)),
-        num_threads_(std::max(step.num_threads, 1)) {
+        num_threads_(std::max(step.num_threads, 1)),
+        plans_(decoder.shape, step, decoder.layers, num_threads_) {
     crews_.set_up(step.num_tokens, num_threads_);
     reserve_rows();
-    for (const DecoderLayer& layer : decoder.layers) plan(layer);
     reserve_scratch();
   }
 
@@ -98,20 +98,9 @@ class Run {
     return static_cast<char*>(rows) + element_size_ * token * width;
   }
 
-  void plan(const DecoderLayer& layer) {
-    const auto same = [&](const AttentionPlan& plan) { return plan.window() == layer.window; };
-    if (std::any_of(plans_.begin(), plans_.end(), same)) return;
-    plans_.emplace_back(attention_call(shape_, step_, layer), num_threads_);
-  }
-
-  const AttentionPlan& plan_of(const DecoderLayer& layer) const {
-    return *std::find_if(plans_.begin(), plans_.end(),
-                         [&](const AttentionPlan& plan) { return plan.window() == layer.window; });
-  }
-
   void reserve_scratch() {
     const AttentionCall call = attention_call(shape_, step_, decoder_.layers.front());
-    const int64_t floats = attention_.scratch_size(call, plans_.front().queries_per_item());
+    const int64_t floats = attention_.scratch_size(call, plans_.queries_per_item());
     decoder_.scratch.resize(std::max(decoder_.scratch.size(), static_cast<size_t>(num_threads_)));
     for (Buffer& scratch : decoder_.scratch) scratch.reserve(sizeof(float) * static_cast<size_t>(floats));
   }
@@ -124,13 +113,32 @@ class Run {
       project_heads(member, panel, layers.front(), step_.kv_caches[0]);
     });
     for (size_t i = 0; i < layers.size(); ++i) {
-      attend(member.thread, layers[i], step_.kv_caches[i]);
       const DecoderLayer* next = i + 1 < layers.size() ? &layers[i + 1] : nullptr;
+      const bool is_narrowed = next == nullptr && step_.is_narrowed();
+      if (is_narrowed && step_.num_wanted == 0) return;
+      attend(member.thread, layers[i], step_.kv_caches[i]);
+      if (is_narrowed) keep_wanted(member.thread);
       crews_.for_panels([&](Range panel) {
         feed_forward(member, panel, layers[i], next);
         if (next != nullptr) project_heads(member, panel, *next, step_.kv_caches[i + 1]);
       });
     }
+  }
+
+  // Nothing after the last layer's keys and values needs the other rows.
+  void keep_wanted(int thread) {
+    if (thread == 0) {
+      for (int i = 0; i < step_.num_wanted; ++i) {
+        const auto keep = [&](void* rows, int64_t width) {
+          std::memmove(row(rows, i, width), row(rows, step_.wanted[i], width),
+                       static_cast<size_t>(element_size_ * width));
+        };
+        keep(step_.hidden, shape_.hidden_size);
+        keep(rows_.attended.get(), shape_.query_size());
+      }
+      crews_.cut_again(step_.num_wanted);
+    }
+    everyone_.wait();
   }
 
   // The queries of normed rows; their keys and values go to the cache.
@@ -213,7 +221,7 @@ class Run {
   }
 
   void attend(int thread, const DecoderLayer& layer, const void* kv_cache) {
-    const AttentionPlan& plan = plan_of(layer);
+    const AttentionPlan& plan = plans_.of(layer);
     AttentionCall call = attention_call(shape_, step_, layer);
     call.out = rows_.attended.get();
     call.query = rows_.qkv.get();
@@ -252,7 +260,7 @@ class Run {
   const AttentionKernels& attention_;
   int64_t element_size_;
   int num_threads_;
-  std::vector<AttentionPlan> plans_;
+  LayerPlans plans_;
   Barrier everyone_;
   Queue items_;
   Queue merges_;

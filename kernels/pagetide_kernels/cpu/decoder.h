@@ -66,21 +66,26 @@ struct DecoderRotation {
 
 // One step: T tokens of B sequences. Strides are in elements, that of 8-bit caches in bytes.
 struct DecoderStep {
-  void* hidden;  // [T][hidden_size], updated in place
+  void* hidden;  // [T][hidden_size], updated in place; with `wanted`, its first rows are those in the end
   const DecoderRotation* rotations;
   void* const* kv_caches;
   const int32_t* block_table;
   const int32_t* query_starts;
   const int32_t* kv_lens;
   const int64_t* slots;
+  const int64_t* wanted;  // [num_wanted], rising: the tokens whose states somebody asks for
   int64_t cache_stride;
   int64_t table_stride;
   int32_t num_tokens;
   int32_t num_sequences;
   int32_t table_width;
   int32_t num_blocks;
+  int32_t num_wanted;  // kAllWanted: all
   int32_t num_threads;
   int32_t has_int8_caches = 0;
+
+  static constexpr int32_t kAllWanted = -1;
+  bool is_narrowed() const { return num_wanted != kAllWanted && num_wanted < num_tokens; }
 };
 
 // `hidden += out_norm(added)`, then `normed = in_norm(hidden)`, on rows of hidden_size.

@@ -13,6 +13,8 @@ from pagetide_kernels.binding import ArgumentError
 
 _POINTER, _INT, _LONG, _FLOAT = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64, ctypes.c_float
 
+ALL_WANTED = -1
+
 
 class Norm(ctypes.Structure):
     _fields_ = (("weight", _POINTER), ("eps", _FLOAT))
@@ -67,14 +69,21 @@ class Step(ctypes.Structure):
         ("hidden", _POINTER),
         ("rotations", ctypes.POINTER(Rotation)),
         ("kv_caches", ctypes.POINTER(_POINTER)),
-        *((name, _POINTER) for name in ("block_table", "query_starts", "kv_lens", "slots")),
+        *((name, _POINTER) for name in ("block_table", "query_starts", "kv_lens", "slots", "wanted")),
         ("cache_stride", _LONG),
         ("table_stride", _LONG),
         *(
             (name, _INT)
-            for name in ("num_tokens", "num_sequences", "table_width", "num_blocks", "num_threads")
+            for name in (
+                "num_tokens",
+                "num_sequences",
+                "table_width",
+                "num_blocks",
+                "num_wanted",
+                "num_threads",
+                "has_int8_caches",
+            )
         ),
-        ("has_int8_caches", _INT),
     )
 
 

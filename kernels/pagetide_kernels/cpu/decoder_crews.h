@@ -5,6 +5,7 @@
 // it, and nobody waits for anybody.
 #pragma once
 
+#include <algorithm>
 #include <memory>
 #include <vector>
 
@@ -81,6 +82,15 @@ class Crews {
     if (!is_apart_) return work(panels_.front());
     const auto count = static_cast<int>(panels_.size());
     for (int i = next_.take(); i < count; i = next_.take()) work(panels_[static_cast<size_t>(i)]);
+  }
+
+  // From now on there are fewer rows. Nobody is working.
+  void cut_again(int num_rows) {
+    const int most = most_tokens();
+    const int count = is_apart_ ? std::max((num_rows + most - 1) / most, std::min(num_threads_, num_rows)) : 1;
+    panels_.clear();
+    for (int i = 0; i < count; ++i) panels_.push_back(share_of(i, count, num_rows));
+    next_.refill();
   }
 
   // All panels are to be worked through again. Nobody is at it.

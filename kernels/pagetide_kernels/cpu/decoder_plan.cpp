@@ -1,6 +1,7 @@
 #include "decoder_plan.h"
 
-#include "attention_plan.h"
+#include <algorithm>
+
 #include "error.h"
 
 namespace pagetide {
@@ -18,13 +19,25 @@ const char* slot_problem(const DecoderStep& step) {
   return nullptr;
 }
 
+const char* wanted_problem(const DecoderStep& step) {
+  for (int i = 0; i < step.num_wanted; ++i) {
+    const int64_t before = i > 0 ? step.wanted[i - 1] : -1;
+    if (step.wanted[i] <= before || step.wanted[i] >= step.num_tokens) {
+      return error("decoder: wanted[%d] is %lld; expected more than %lld and less than T = %d", i,
+                   static_cast<long long>(step.wanted[i]), static_cast<long long>(before), step.num_tokens);
+    }
+  }
+  return nullptr;
+}
+
 }  // namespace
 
 const char* step_problem(const DecoderShape& shape, const DecoderStep& step, int window) {
   DecoderLayer widest{};
   widest.window = window;
   const char* problem = attention_problem("decoder", attention_call(shape, step, widest));
-  return problem != nullptr ? problem : slot_problem(step);
+  if (problem == nullptr) problem = slot_problem(step);
+  return problem != nullptr ? problem : wanted_problem(step);
 }
 
 AttentionCall attention_call(const DecoderShape& shape, const DecoderStep& step, const DecoderLayer& layer) {
@@ -47,6 +60,31 @@ AttentionCall attention_call(const DecoderShape& shape, const DecoderStep& step,
   call.window = layer.window;
   call.soft_cap = layer.soft_cap;
   return call;
+}
+
+LayerPlans::LayerPlans(const DecoderShape& shape, const DecoderStep& step,
+                       const std::vector<DecoderLayer>& layers, int num_threads)
+    : last_layer_(&layers.back()) {
+  for (const DecoderLayer& layer : layers) {
+    if (with_window(layer.window) == nullptr) {
+      plans_.emplace_back(attention_call(shape, step, layer), num_threads);
+    }
+  }
+  if (!step.is_narrowed()) return;
+  AttentionCall call = attention_call(shape, step, *last_layer_);
+  call.wanted = step.wanted;
+  call.num_wanted = step.num_wanted;
+  last_plan_.emplace(call, num_threads);
+}
+
+const AttentionPlan& LayerPlans::of(const DecoderLayer& layer) const {
+  return last_plan_ && &layer == last_layer_ ? *last_plan_ : *with_window(layer.window);
+}
+
+const AttentionPlan* LayerPlans::with_window(int window) const {
+  const auto found = std::find_if(plans_.begin(), plans_.end(),
+                                  [=](const AttentionPlan& plan) { return plan.window() == window; });
+  return found != plans_.end() ? &*found : nullptr;
 }
 
 }  // namespace pagetide
