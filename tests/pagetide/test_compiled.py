@@ -164,7 +164,9 @@ def test_tokens_that_nobody_asks_for_leave_their_keys_and_values(
 @pytest.mark.parametrize("rows", [[1, 1], [2, 1], [-1], [3]])
 def test_wanted_tokens_that_do_not_rise_or_are_not_there_are_named(tiny_llama: Path, rows: list[int]) -> None:
     run = PagedRun(load(tiny_llama), 1, 3)
-    with pytest.raises(ArgumentError, match=r"decoder: wanted\[\d\] is -?\d; expected more than -?\d and less"):
+    with pytest.raises(
+        ArgumentError, match=r"decoder: wanted\[\d\] is -?\d; expected more than -?\d and less"
+    ):
         run.step({0: [1, 2, 3]}, rows=rows)
 
 
