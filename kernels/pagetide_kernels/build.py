@@ -39,6 +39,7 @@ AVX512_FLAGS = (
     "-mavx512vbmi",
     "-mavx512bf16",
 )
+AMX_FLAGS = (*AVX512_FLAGS, "-mamx-tile", "-mamx-bf16")
 
 Progress = Callable[[str], None]
 
@@ -59,7 +60,7 @@ def cpu_units() -> list[Unit]:
     """The CPU kernels: what computes once for each instruction set, the rest once."""
     isas: list[tuple[str, ...]] = [()]
     if platform.machine() in ("x86_64", "AMD64"):
-        isas += [AVX2_FLAGS, AVX512_FLAGS]
+        isas += [AVX2_FLAGS, AVX512_FLAGS, AMX_FLAGS]
     sources = sorted((HERE / "cpu").glob("*.cpp"))
     return [
         Unit(source, flags)

@@ -56,7 +56,7 @@ _INT8_STEP = replace(_STEP, tensors=(_STEP.tensors[0], _INT8_CACHE, *_STEP.tenso
 
 def is_fast() -> bool:
     """Whether this CPU has the instructions that the compiled step was made for."""
-    return cpu.isa() == "avx512"
+    return cpu.isa() in ("avx512", "amx")
 
 
 class DecoderStep:

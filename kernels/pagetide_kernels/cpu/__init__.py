@@ -1,6 +1,6 @@
 """The C++ build of the kernels: built on first use, called through ctypes without the GIL.
 
-The instruction set is the best the CPU has, or what PAGETIDE_CPU_ISA names (plain, avx2, avx512).
+The instruction set is the best the CPU has, or what PAGETIDE_CPU_ISA names (plain, avx2, avx512, amx).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pagetide_kernels.binding import ArgumentError, Number, Signature
 from pagetide_kernels.cpu import memory
 from pagetide_kernels.signatures import INT8_CACHE, LANES, LINEAR, PAGED_ATTENTION, QUANTISED_LINEAR, WRITE_KV
 
-ISAS = ("plain", "avx2", "avx512")
+ISAS = ("plain", "avx2", "avx512", "amx")
 
 _CTYPES: dict[str, type[ctypes.c_void_p | ctypes.c_int64 | ctypes.c_int32 | ctypes.c_float]] = {
     "pointer": ctypes.c_void_p,

@@ -1,8 +1,9 @@
 // Computes one work item of paged attention. Compiled once for each instruction set.
 //
 // The item's rows, (query, head) pairs that share a KV head, walk the KV in tiles of kTileTokens. A tile's
-// keys and values are packed once and used by all rows, kMaxRows at a time.
+// keys and values are packed once and used by all rows, some of them at a time.
 
+#include <algorithm>
 #include <type_traits>
 
 #include "attention.h"
@@ -19,18 +20,18 @@ Range overlap(Range a, Range b) {
 
 Range shifted(Range range, int by) { return {range.begin - by, range.end - by}; }
 
-// A tile clipped to whole blocks that the item sees: `tokens` of them from position `base` on matter.
+// A tile clipped to the steps that the item sees: `tokens` of them from position `base` on matter.
 struct Tile {
   int base;
   int blocks;
   Range tokens;
 };
 
-Tile clipped_tile(int start, Range visible) {
+Tile clipped_tile(int start, Range visible, int step) {
   const Range tokens = overlap({start, start + kTileTokens}, visible);
-  const int base = tokens.begin / kBlockTokens * kBlockTokens;
-  const int blocks = (tokens.end - base + kBlockTokens - 1) / kBlockTokens;
-  return {base, blocks, tokens};
+  const int base = tokens.begin / step * step;
+  const int steps = (tokens.end - base + step - 1) / step;
+  return {base, steps * step / kBlockTokens, tokens};
 }
 
 template <class Element, class Cache>
@@ -38,6 +39,10 @@ class Worker {
   using Pack = Operands<Element>;
   using Word = typename Pack::Word;
   static constexpr int kTileDepth = kTileTokens / Pack::kPerWord;
+  static constexpr int kRows = Cut<Word>::kRows;
+  static constexpr int kRowLanes = (kRows + kLanes - 1) / kLanes * kLanes;
+  // Tokens whose values are added up before they join the sum: a tile starts and ends with whole ones.
+  static constexpr int kStepTokens = std::max(kBlockTokens, Cut<Word>::kDepth * Pack::kPerWord);
   static constexpr bool kHasScales = std::is_same_v<Cache, int8_t>;
 
  public:
@@ -45,7 +50,7 @@ class Worker {
   static int64_t scratch_size(const AttentionCall& call, int num_queries) {
     const int64_t rows = int64_t{num_queries} * call.group();
     const int64_t tile = int64_t{kTileTokens} * call.head_size;
-    const int64_t block_of_rows = int64_t{kMaxRows} * kTileTokens;
+    const int64_t block_of_rows = int64_t{kRows} * kTileTokens;
     return rows * call.head_size + 2 * tile + 2 * block_of_rows + 2 * kTileTokens +
            2 * rows * call.state_size();
   }
@@ -60,8 +65,8 @@ class Worker {
     queries_ = reinterpret_cast<Word*>(take(int64_t{num_rows_} * call.head_size));
     keys_ = reinterpret_cast<Word*>(take(int64_t{kTileTokens} * call.head_size));
     values_ = reinterpret_cast<Word*>(take(int64_t{kTileTokens} * call.head_size));
-    dots_ = take(int64_t{kMaxRows} * kTileTokens);
-    probabilities_ = reinterpret_cast<Word*>(take(int64_t{kMaxRows} * kTileTokens));
+    dots_ = take(int64_t{kRows} * kTileTokens);
+    probabilities_ = reinterpret_cast<Word*>(take(int64_t{kRows} * kTileTokens));
     key_scales_ = take(kTileTokens);
     value_scales_ = take(kTileTokens);
     states_ = take(num_rows_ * call.state_size());
@@ -148,7 +153,7 @@ class Worker {
     const int first_tile = seen.begin / kTileTokens * kTileTokens;
     for (int tile_start = first_tile; tile_start < seen.end; tile_start += kTileTokens) {
       look_ahead(tile_start + kTileTokens, all);
-      attend_tile(clipped_tile(tile_start, seen));
+      attend_tile(clipped_tile(tile_start, seen, kStepTokens));
     }
   }
 
@@ -180,13 +185,23 @@ class Worker {
 
   void pack_tile(const Tile& tile) {
     for (int i = 0; i < tile.blocks; ++i) {
-      const int first = tile.base + i * kBlockTokens;
       const Range valid = within_block(shifted(tile.tokens, tile.base), i);
-      const int64_t words = int64_t{kBlockTokens / Pack::kPerWord} * call_.head_size;
-      Pack::pack_keys(block(item_, first, 0), call_.head_size, keys_ + i * kBlockTokens, ahead_);
-      Pack::pack_values(block(item_, first, 1), call_.head_size, valid, values_ + i * words, ahead_);
-      if constexpr (kHasScales) copy_scales(first, valid, i * kBlockTokens);
+      valid.begin < valid.end ? pack_block(tile.base + i * kBlockTokens, valid, i) : clear_block(i);
     }
+  }
+
+  Word* values_of(int i) const { return values_ + int64_t{i} * kBlockTokens / Pack::kPerWord * call_.head_size; }
+
+  void pack_block(int position, Range valid, int i) {
+    Pack::pack_keys(block(item_, position, 0), call_.head_size, keys_ + i * kBlockTokens, ahead_);
+    Pack::pack_values(block(item_, position, 1), call_.head_size, valid, values_of(i), ahead_);
+    if constexpr (kHasScales) copy_scales(position, valid, i * kBlockTokens);
+  }
+
+  // Nobody sees it, and it may be no block at all. Its keys may be anything.
+  void clear_block(int i) {
+    std::memset(values_of(i), 0, sizeof(Word) * static_cast<size_t>(values_of(1) - values_));
+    store(fill(0.0f), value_scales_ + i * kBlockTokens);
   }
 
   void copy_scales(int position, Range valid, int at) {
@@ -206,8 +221,8 @@ class Worker {
 
   void attend_tile(const Tile& tile) {
     pack_tile(tile);
-    for (int row = 0; row < num_rows_; row += kMaxRows) {
-      const int count = num_rows_ - row < kMaxRows ? num_rows_ - row : kMaxRows;
+    for (int row = 0; row < num_rows_; row += kRows) {
+      const int count = num_rows_ - row < kRows ? num_rows_ - row : kRows;
       const Range seen = overlap(tile.tokens, visible_to(row, row + count - 1));
       if (seen.begin < seen.end) attend_rows(row, count, tile);
     }
@@ -222,7 +237,7 @@ class Worker {
                                 nullptr,
                                 &ahead_};
     multiply(count, tile.blocks, scoring);
-    float factors[kLanes];
+    float factors[kRowLanes];
     soften(row, count, tile, factors);
     const int depth = tile.blocks * kBlockTokens / Pack::kPerWord;
     const Product<Word> weighting{{probabilities_, kTileDepth},
@@ -235,9 +250,8 @@ class Worker {
   }
 
   // Rows in two passes, so that their chains of sums and powers overlap.
-  void soften(int row, int count, const Tile& tile, float (&factors)[kLanes]) {
-    static_assert(kMaxRows <= kLanes);
-    float before[kLanes] = {}, highest[kLanes] = {};
+  void soften(int row, int count, const Tile& tile, float (&factors)[kRowLanes]) {
+    float before[kRowLanes] = {}, highest[kRowLanes] = {};
     const auto seen_by_row = [&](int i, const auto& work) {
       const Range visible = shifted(call_.visible(position(row + i)), tile.base);
       return with_seen(tile.blocks, visible, work);
@@ -248,7 +262,9 @@ class Worker {
         return score_row(dots_ + i * kTileTokens, seen, {call_.scale, call_.soft_cap}, scales(), before[i]);
       });
     }
-    store(exp2(load(before) - load(highest)), factors);
+    for (int i = 0; i < count; i += kLanes) {
+      store(exp2(load(before + i) - load(highest + i)), factors + i);
+    }
     for (int i = 0; i < count; ++i) {
       const float sum = seen_by_row(i, [&](auto seen) {
         return soften_row<Element>(dots_ + i * kTileTokens, seen, scales(), highest[i],
@@ -267,8 +283,8 @@ class Worker {
   Word* queries_;        // [rows][head_size]
   Word* keys_;           // [head_size][kTileTokens]
   Word* values_;         // [kTileTokens][head_size]
-  float* dots_;          // [kMaxRows][kTileTokens]
-  Word* probabilities_;  // [kMaxRows][kTileTokens]
+  float* dots_;          // [kRows][kTileTokens]
+  Word* probabilities_;  // [kRows][kTileTokens]
   float* key_scales_;    // [kTileTokens], of an 8-bit cache
   float* value_scales_;
   float* states_;        // of the partition at hand

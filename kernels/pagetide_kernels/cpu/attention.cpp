@@ -46,9 +46,13 @@ using Work = void (*)(const AttentionCall&, const WorkItem&, const WorkItem*, fl
 void run_all(const AttentionCall& call, const std::vector<WorkItem>& items, bool shared,
              int64_t scratch_size, Work work) {
   const auto count = static_cast<int64_t>(items.size());
-#pragma omp parallel for schedule(dynamic) if (shared && count > 1)
-  for (int64_t i = 0; i < count; ++i) {
-    work(call, items[static_cast<size_t>(i)], nullptr, thread_scratch(scratch_size));
+#pragma omp parallel if (shared && count > 1)
+  {
+    const ThreadSetup setup;
+#pragma omp for schedule(dynamic)
+    for (int64_t i = 0; i < count; ++i) {
+      work(call, items[static_cast<size_t>(i)], nullptr, thread_scratch(scratch_size));
+    }
   }
 }
 

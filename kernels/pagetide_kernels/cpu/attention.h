@@ -90,6 +90,7 @@ PAGETIDE_DECLARE_KERNELS(plain)
 #if defined(__x86_64__)
 PAGETIDE_DECLARE_KERNELS(avx2)
 PAGETIDE_DECLARE_KERNELS(avx512)
+PAGETIDE_DECLARE_KERNELS(amx)
 #endif
 
 }  // namespace pagetide

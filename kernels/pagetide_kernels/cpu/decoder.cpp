@@ -71,6 +71,7 @@ class Run {
         everyone_.set_size(num_threads_);
         crews_.set_size(num_threads_);
       }
+      const ThreadSetup setup;
       run_layers(crews_.member(omp_get_thread_num()));
     }
   }

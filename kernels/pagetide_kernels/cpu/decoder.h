@@ -132,6 +132,7 @@ PAGETIDE_DECLARE_DECODER(plain)
 #if defined(__x86_64__)
 PAGETIDE_DECLARE_DECODER(avx2)
 PAGETIDE_DECLARE_DECODER(avx512)
+PAGETIDE_DECLARE_DECODER(amx)
 #endif
 
 }  // namespace pagetide

@@ -6,7 +6,9 @@
 
 // The files of one instruction set live in a namespace of their own, so the linker can never put a
 // function compiled with AVX-512 where a plain one was meant.
-#if defined(__AVX512BF16__)
+#if defined(__AMX_BF16__)
+#define PAGETIDE_ISA amx
+#elif defined(__AVX512BF16__)
 #define PAGETIDE_ISA avx512
 #elif defined(__AVX2__) && defined(__FMA__)
 #define PAGETIDE_ISA avx2

@@ -1,11 +1,50 @@
 #include "isa.h"
 
 #include <atomic>
+#include <initializer_list>
 
 #include "elements.h"
 
+#if defined(__x86_64__)
+#include <immintrin.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
 namespace pagetide {
 namespace {
+
+#if defined(__x86_64__)
+
+// Linux gives a process the tile registers when it asks for them.
+bool may_use_tiles() {
+  constexpr int kRequestPermission = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
+  static const bool granted = syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+  return granted;
+}
+
+// Palette 1: eight tiles of sixteen rows of 64 bytes.
+struct alignas(64) TileLayout {
+  uint8_t palette = 1;
+  uint8_t start_row = 0;
+  uint8_t reserved[14] = {};
+  uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
+  uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
+};
+
+__attribute__((target("amx-tile"))) void lay_out_tiles() {
+  static constexpr TileLayout kLayout;
+  _tile_loadconfig(&kLayout);
+}
+
+__attribute__((target("amx-tile"))) void release_tiles() { _tile_release(); }
+
+#else
+
+void lay_out_tiles() {}
+void release_tiles() {}
+
+#endif
 
 bool is_supported(Isa isa) {
 #if defined(__x86_64__)
@@ -16,13 +55,19 @@ bool is_supported(Isa isa) {
            __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
            __builtin_cpu_supports("avx512vbmi") && __builtin_cpu_supports("avx512bf16");
   }
+  if (isa == Isa::amx) {
+    return is_supported(Isa::avx512) && __builtin_cpu_supports("amx-tile") &&
+           __builtin_cpu_supports("amx-bf16") && may_use_tiles();
+  }
 #endif
   return isa == Isa::plain;
 }
 
 Isa best_isa() {
-  if (is_supported(Isa::avx512)) return Isa::avx512;
-  return is_supported(Isa::avx2) ? Isa::avx2 : Isa::plain;
+  for (const Isa isa : {Isa::amx, Isa::avx512, Isa::avx2}) {
+    if (is_supported(isa)) return isa;
+  }
+  return Isa::plain;
 }
 
 std::atomic<Isa> isa_in_use{best_isa()};
@@ -30,6 +75,14 @@ std::atomic<Isa> isa_in_use{best_isa()};
 }  // namespace
 
 Isa current_isa() { return isa_in_use.load(std::memory_order_relaxed); }
+
+ThreadSetup::ThreadSetup() {
+  if (current_isa() == Isa::amx) lay_out_tiles();
+}
+
+ThreadSetup::~ThreadSetup() {
+  if (current_isa() == Isa::amx) release_tiles();
+}
 
 }  // namespace pagetide
 

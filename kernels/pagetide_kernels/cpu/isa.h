@@ -3,9 +3,19 @@
 
 namespace pagetide {
 
-enum class Isa : int { plain = 0, avx2 = 1, avx512 = 2 };
+enum class Isa : int { plain = 0, avx2 = 1, avx512 = 2, amx = 3 };
 
 Isa current_isa();
+
+// Kernels run on a thread while one of these is alive on it: AMX wants its tiles laid out, and let go of. The
+// instruction set is not changed meanwhile.
+class ThreadSetup {
+ public:
+  ThreadSetup();
+  ~ThreadSetup();
+  ThreadSetup(const ThreadSetup&) = delete;
+  ThreadSetup& operator=(const ThreadSetup&) = delete;
+};
 
 // One table of kernels for each instruction set.
 template <class Kernels>
@@ -13,17 +23,26 @@ struct PerIsa {
   const Kernels& plain;
   const Kernels& avx2;
   const Kernels& avx512;
+  const Kernels& amx;
 
   const Kernels& current() const {
-    if (current_isa() == Isa::avx512) return avx512;
-    return current_isa() == Isa::avx2 ? avx2 : plain;
+    switch (current_isa()) {
+      case Isa::amx:
+        return amx;
+      case Isa::avx512:
+        return avx512;
+      case Isa::avx2:
+        return avx2;
+      default:
+        return plain;
+    }
   }
 };
 
 #if defined(__x86_64__)
-#define PAGETIDE_PER_ISA(kernels) {plain::kernels, avx2::kernels, avx512::kernels}
+#define PAGETIDE_PER_ISA(kernels) {plain::kernels, avx2::kernels, avx512::kernels, amx::kernels}
 #else
-#define PAGETIDE_PER_ISA(kernels) {plain::kernels, plain::kernels, plain::kernels}
+#define PAGETIDE_PER_ISA(kernels) {plain::kernels, plain::kernels, plain::kernels, plain::kernels}
 #endif
 
 }  // namespace pagetide

@@ -24,6 +24,7 @@ void project_all(const LinearCall& call, LinearKernels::Project project) {
 #pragma omp parallel for schedule(static) if (count > 1)
   for (int i = 0; i < count; ++i) {
     const Share share = share_of(i, count, call.num_tokens, call.num_columns);
+    const ThreadSetup setup;
     project(call, share.tokens, share.columns, {0, 0});
   }
 }

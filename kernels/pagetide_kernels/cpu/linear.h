@@ -67,6 +67,7 @@ PAGETIDE_DECLARE_LINEAR(plain)
 #if defined(__x86_64__)
 PAGETIDE_DECLARE_LINEAR(avx2)
 PAGETIDE_DECLARE_LINEAR(avx512)
+PAGETIDE_DECLARE_LINEAR(amx)
 #endif
 
 }  // namespace pagetide

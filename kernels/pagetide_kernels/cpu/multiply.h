@@ -4,44 +4,15 @@
 // and columns are worked on together changes the speed and never a bit of the result.
 #pragma once
 
-#include "lookahead.h"
-#include "words.h"
+#include <type_traits>
+
+#include "product.h"
+
+#if defined(__AMX_BF16__)
+#include "tiles.h"
+#endif
 
 namespace pagetide::PAGETIDE_ISA {
-
-template <class T>
-struct Matrix {
-  T* data;
-  int64_t stride;
-
-  PAGETIDE_INLINE T* row(int64_t i) const { return data + i * stride; }
-};
-
-// Columns of vectors of words: `stride` from one to the next along the depth, `column_stride` to the next
-// column.
-template <class Word>
-struct Columns {
-  const Word* data;
-  int64_t stride;
-  int64_t column_stride = kLanes;
-
-  PAGETIDE_INLINE const Word* at(int64_t i, int64_t column) const {
-    return data + i * stride + column * column_stride;
-  }
-};
-
-template <class Word>
-struct Product {
-  Matrix<const Word> a;  // rows x depth
-  Columns<Word> b;       // depth x columns
-  Matrix<float> c;       // rows x columns * kLanes
-  int depth;
-  const float* factors;  // one for each row of c; null: c starts from zero
-  Lookahead* ahead;
-  // So many lines of it each time, after so many steps along the depth.
-  int fetch_lines = 2;
-  int fetch_every = 1;
-};
 
 // The compiler keeps the sums in registers only if it unrolls the loops over them first.
 #define PAGETIDE_UNROLL _Pragma("GCC unroll 16")
@@ -78,9 +49,41 @@ void multiply_block(const Product<Word>& p, int column) {
   }
 }
 
+// How a product of such words is cut up.
+template <class Word>
+struct Cut {
+  static constexpr int kRows = kMaxRows;  // that one call takes
+  static constexpr int kSums = kMaxSums;
+  static constexpr int kDepth = 1;  // words whose products are added up before they join the sum
+
+  // Of many rows, how many come next: as even parts as can be, for a small last one would not hide the loads.
+  static int next_rows(int left) {
+    const int parts = (left + kRows - 1) / kRows;
+    return (left + parts - 1) / parts;
+  }
+};
+
+#if defined(__AMX_BF16__)
+
+template <>
+struct Cut<BfloatPair> {
+  static constexpr int kRows = 2 * kTileRows;
+  static constexpr int kSums = 4 * kTileRows;
+  static constexpr int kDepth = kTileWords;
+
+  // Leaves no part of a tile.
+  static int next_rows(int left) {
+    return left <= kRows ? left : left < kRows + kTileRows ? left - kTileRows : kRows;
+  }
+};
+
+#endif
+
 // The columns that many rows take at once: with many of them, the fewer weights stay in the L1 cache.
+template <class Word>
 constexpr int columns_at_once(int rows) {
-  const int fitting = kMaxSums / (rows < kMaxRows ? rows : kMaxRows);
+  using Of = Cut<Word>;
+  const int fitting = Of::kSums / (rows < Of::kRows ? rows : Of::kRows);
   return fitting >= kMaxColumns ? kMaxColumns : fitting >= 2 ? 2 : 1;
 }
 
@@ -95,13 +98,27 @@ void multiply_columns(int left, const Product<Word>& p, int column) {
 
 // rows <= kMost; any number of columns, counted in vectors.
 template <int kMost = kMaxRows, class Word>
-void multiply(int rows, int columns, const Product<Word>& p) {
+void multiply_vectors(int rows, int columns, const Product<Word>& p) {
   if constexpr (kMost > 1) {
-    if (rows < kMost) return multiply<kMost - 1>(rows, columns, p);
+    if (rows < kMost) return multiply_vectors<kMost - 1>(rows, columns, p);
   }
-  constexpr int kAtOnce = columns_at_once(kMost);
+  constexpr int fitting = kMaxSums / kMost;
+  constexpr int kAtOnce = fitting >= kMaxColumns ? kMaxColumns : fitting >= 2 ? 2 : 1;
   for (int column = 0; column < columns; column += kAtOnce) {
     multiply_columns<kMost, kAtOnce>(columns - column, p, column);
+  }
+}
+
+// rows <= Cut<Word>::kRows; any number of columns, counted in vectors.
+template <class Word>
+void multiply(int rows, int columns, const Product<Word>& p) {
+#if defined(__AMX_BF16__)
+  if constexpr (std::is_same_v<Word, BfloatPair>) {
+    if (p.depth % kTileWords == 0) return multiply_tiles(rows, columns, p);
+  }
+#endif
+  for (int row = 0; row < rows; row += kMaxRows) {
+    multiply_vectors(rows - row < kMaxRows ? rows - row : kMaxRows, columns, p.from_row(row));
   }
 }
 

@@ -3,6 +3,8 @@
 // An output is one chain of sums over the input features, in order, whatever is computed beside it: the
 // same bits for a token alone and in any batch.
 
+#include <array>
+
 #include "linear.h"
 #include "multiply.h"
 
@@ -20,7 +22,7 @@ struct WordOf<bfloat16> {
 };
 
 // A chunk of a tile's weights, the inputs that meet it and the next chunk stay in the L2 cache together.
-constexpr int kTileRows = 96;
+constexpr int kRowsAtOnce = 96;
 constexpr int kChunkInputs = 2048;
 
 int ceil_divided(int a, int b) { return (a + b - 1) / b; }
@@ -37,12 +39,12 @@ class Projection {
 
   void run(Range tokens, Range columns, Range after) {
     if (tokens.begin == tokens.end) return;
-    const int width = columns_at_once(tokens.end - tokens.begin);
+    const int width = columns_at_once<Word>(tokens.end - tokens.begin);
     for (int column = columns.begin; column < columns.end; column += width) {
       const Range tile = first(width, {column, columns.end});
       const Range next = first(width, tile.end < columns.end ? Range{tile.end, columns.end} : after);
-      for (int token = tokens.begin; token < tokens.end; token += kTileRows) {
-        run_tile(first(kTileRows, {token, tokens.end}), tile, next);
+      for (int token = tokens.begin; token < tokens.end; token += kRowsAtOnce) {
+        run_tile(first(kRowsAtOnce, {token, tokens.end}), tile, next);
       }
     }
   }
@@ -77,13 +79,10 @@ class Projection {
     for (int column = columns.begin; column < columns.end; ++column) ahead_.add(weights(column, chunk.begin));
   }
 
-  // As even groups of tokens as can be: a small last one would not hide the loads of the weights.
   void run_chunk(Range tokens, Range columns, Range chunk) {
-    int token = tokens.begin;
-    int groups = ceil_divided(tokens.end - token, kMaxRows);
-    fetch_every_ = groups;
-    for (; groups > 0; --groups) {
-      const Range group = first(ceil_divided(tokens.end - token, groups), {token, tokens.end});
+    fetch_every_ = ceil_divided(tokens.end - tokens.begin, Cut<Word>::kRows);
+    for (int token = tokens.begin; token < tokens.end;) {
+      const Range group{token, token + Cut<Word>::next_rows(tokens.end - token)};
       float* sums = sums_[depth_ > kChunkDepth ? token - tokens.begin : 0];
       add_chunk(group, sums, columns, chunk);
       if (chunk.end == depth_) write(group, sums, columns);
@@ -92,15 +91,18 @@ class Projection {
   }
 
   void add_chunk(Range tokens, float* sums, Range columns, Range chunk) {
-    static constexpr float kOnes[] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
-    static_assert(kMaxRows <= sizeof kOnes / sizeof kOnes[0]);
+    static constexpr auto kOnes = [] {
+      std::array<float, Cut<Word>::kRows> ones{};
+      for (float& one : ones) one = 1.0f;
+      return ones;
+    }();
     const auto* input = static_cast<const Element*>(call_.input) + tokens.begin * call_.input_stride;
     const Product<Word> product{
         {reinterpret_cast<const Word*>(input) + chunk.begin, call_.input_stride / kPerWord},
         {weights(columns.begin, chunk.begin), kLanes, int64_t{depth_} * kLanes},
         {sums, kMaxColumns * kLanes},
         chunk.end - chunk.begin,
-        chunk.begin == 0 ? nullptr : kOnes,
+        chunk.begin == 0 ? nullptr : kOnes.data(),
         &ahead_,
         columns.end - columns.begin,
         fetch_every_};
@@ -139,7 +141,7 @@ class Projection {
   int depth_;
   Lookahead ahead_;
   int fetch_every_ = 1;
-  float sums_[kTileRows][kMaxColumns * kLanes];
+  float sums_[kRowsAtOnce][kMaxColumns * kLanes];
 };
 
 template <class Element>
