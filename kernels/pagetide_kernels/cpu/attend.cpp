@@ -6,40 +6,30 @@
 #include <algorithm>
 #include <type_traits>
 
-#include "attention.h"
-#include "kv_codes.h"
+#include "attention_item.h"
 #include "multiply.h"
 #include "softmax.h"
 
+#if defined(__AMX_BF16__)
+#include "score_tiles.h"
+#endif
+
 namespace pagetide::PAGETIDE_ISA {
 namespace {
-
-Range overlap(Range a, Range b) {
-  return {a.begin > b.begin ? a.begin : b.begin, a.end < b.end ? a.end : b.end};
-}
-
-Range shifted(Range range, int by) { return {range.begin - by, range.end - by}; }
-
-// A tile clipped to the steps that the item sees: `tokens` of them from position `base` on matter.
-struct Tile {
-  int base;
-  int blocks;
-  Range tokens;
-};
-
-Tile clipped_tile(int start, Range visible, int step) {
-  const Range tokens = overlap({start, start + kTileTokens}, visible);
-  const int base = tokens.begin / step * step;
-  const int steps = (tokens.end - base + step - 1) / step;
-  return {base, steps * step / kBlockTokens, tokens};
-}
 
 template <class Element, class Cache>
 class Worker {
   using Pack = Operands<Element>;
   using Word = typename Pack::Word;
   static constexpr int kTileDepth = kTileTokens / Pack::kPerWord;
-  static constexpr int kRows = Cut<Word>::kRows;
+#if defined(__AMX_BF16__)
+  // Tiles wait for what was just stored: there is to be time between.
+  static constexpr int kRows = std::is_same_v<Word, BfloatPair> ? 64 : kMaxRows;
+  static constexpr bool kReadsKeys = std::is_same_v<Word, BfloatPair> && std::is_same_v<Cache, bfloat16>;
+#else
+  static constexpr int kRows = kMaxRows;
+  static constexpr bool kReadsKeys = false;
+#endif
   static constexpr int kRowLanes = (kRows + kLanes - 1) / kLanes * kLanes;
   // Tokens whose values are added up before they join the sum: a tile starts and ends with whole ones.
   static constexpr int kStepTokens = std::max(kBlockTokens, Cut<Word>::kDepth * Pack::kPerWord);
@@ -56,7 +46,7 @@ class Worker {
   }
 
   Worker(const AttentionCall& call, const WorkItem& item, const WorkItem* next, float* scratch)
-      : call_(call), item_(item), next_(next), num_rows_(item.num_queries * call.group()) {
+      : call_(call), work_(item), item_{call, item}, next_(next), num_rows_(item_.num_rows()) {
     const auto take = [&](int64_t floats) {
       float* start = scratch;
       scratch += floats;
@@ -75,21 +65,26 @@ class Worker {
 
   void attend() {
     pack_queries();
-    if (item_.states == nullptr) clear(totals_);
-    for (int partition = item_.partitions.begin; partition < item_.partitions.end; ++partition) {
-      if (item_.states != nullptr) states_ = item_states(partition);
+#if defined(__AMX_BF16__)
+    if constexpr (kReadsKeys) {
+      if (reads_keys()) ScoreTiles::pack(queries_, num_rows_, words_per_row(), keys_);
+    }
+#endif
+    if (work_.states == nullptr) clear(totals_);
+    for (int partition = work_.partitions.begin; partition < work_.partitions.end; ++partition) {
+      if (work_.states != nullptr) states_ = item_.states(partition);
       clear(states_);
       attend_partition(partition);
-      if (item_.states == nullptr) add_to_totals();
+      if (work_.states == nullptr) add_to_totals();
     }
-    if (item_.states == nullptr) write_outputs();
+    if (work_.states == nullptr) write_outputs();
     ahead_.fetch_all();
   }
 
   void merge() {
     clear(totals_);
-    for (int partition = item_.partitions.begin; partition < item_.partitions.end; ++partition) {
-      states_ = item_states(partition);
+    for (int partition = work_.partitions.begin; partition < work_.partitions.end; ++partition) {
+      states_ = item_.states(partition);
       add_to_totals();
     }
     write_outputs();
@@ -97,23 +92,7 @@ class Worker {
 
  private:
   int words_per_row() const { return call_.head_size / Pack::kPerWord; }
-  int position(int row) const { return item_.first_position + row / call_.group(); }
   RowState state(float* states, int row) const { return {states + row * call_.state_size()}; }
-
-  // Positions that at least one of rows [first, last] sees.
-  Range visible_to(int first, int last) const {
-    return {call_.visible(position(first)).begin, position(last) + 1};
-  }
-
-  // Positions of the KV that an item works through.
-  Range seen_by(const WorkItem& item) const {
-    const Range all{call_.visible(item.first_position).begin, item.first_position + item.num_queries};
-    return overlap(all, {item.partitions.begin * kPartitionTokens, item.partitions.end * kPartitionTokens});
-  }
-
-  float* item_states(int partition) const {
-    return item_.states + (partition - item_.partitions.begin) * item_.partition_stride;
-  }
 
   void clear(float* states) const {
     for (int row = 0; row < num_rows_; ++row) state(states, row).clear(call_.head_size);
@@ -125,30 +104,24 @@ class Worker {
     }
   }
 
-  int64_t head_offset(int row) const {
-    return (int64_t{item_.kv_head} * call_.group() + row % call_.group()) * call_.head_size;
-  }
-
   void pack_queries() const {
     for (int row = 0; row < num_rows_; ++row) {
-      const int64_t token = item_.first_query + row / call_.group();
       const auto* in =
-          static_cast<const Element*>(call_.query) + token * call_.query_stride + head_offset(row);
+          static_cast<const Element*>(call_.query) + item_.token(row) * call_.query_stride + item_.head_offset(row);
       Pack::pack_query(in, call_.head_size, queries_ + int64_t{row} * words_per_row());
     }
   }
 
   void write_outputs() const {
     for (int row = 0; row < num_rows_; ++row) {
-      const int64_t token = item_.first_query + row / call_.group();
-      auto* out = static_cast<Element*>(call_.out) + token * call_.out_stride + head_offset(row);
+      auto* out = static_cast<Element*>(call_.out) + item_.token(row) * call_.out_stride + item_.head_offset(row);
       state(totals_, row).write_output(call_.head_size, out);
     }
   }
 
   void attend_partition(int partition) {
     const int start = partition * kPartitionTokens;
-    const Range all = seen_by(item_);
+    const Range all = item_.seen();
     const Range seen = overlap({start, start + kPartitionTokens}, all);
     const int first_tile = seen.begin / kTileTokens * kTileTokens;
     for (int tile_start = first_tile; tile_start < seen.end; tile_start += kTileTokens) {
@@ -162,25 +135,18 @@ class Worker {
     ahead_.clear(tile_size<Cache>(call_.head_size) * int64_t{sizeof(Cache)});
     if (start < all.end) return add_ahead(item_, overlap({start, start + kTileTokens}, all));
     if (next_ == nullptr) return;
-    const Range seen = seen_by(*next_);
-    add_ahead(*next_, overlap(seen, {0, (seen.begin / kTileTokens + 1) * kTileTokens}));
+    const Item<Cache> next{call_, *next_};
+    const Range seen = next.seen();
+    add_ahead(next, overlap(seen, {0, (seen.begin / kTileTokens + 1) * kTileTokens}));
   }
 
   // Keys are needed before values.
-  void add_ahead(const WorkItem& item, Range tokens) {
+  void add_ahead(const Item<Cache>& item, Range tokens) {
     for (int key_or_value = 0; key_or_value < 2; ++key_or_value) {
       for (int position = tokens.begin; position < tokens.end; position += kBlockTokens) {
-        ahead_.add(block(item, position, key_or_value));
+        ahead_.add(item.block(position, key_or_value));
       }
     }
-  }
-
-  const Cache* block(const WorkItem& item, int position, int key_or_value) const {
-    const int32_t* table = call_.block_table + item.sequence * call_.table_stride;
-    const auto* cache = static_cast<const Cache*>(call_.kv_cache);
-    const int64_t head = int64_t{key_or_value} * call_.num_kv_heads + item.kv_head;
-    return cache + table[position / kBlockTokens] * call_.cache_stride +
-           head * tile_size<Cache>(call_.head_size);
   }
 
   void pack_tile(const Tile& tile) {
@@ -193,8 +159,10 @@ class Worker {
   Word* values_of(int i) const { return values_ + int64_t{i} * kBlockTokens / Pack::kPerWord * call_.head_size; }
 
   void pack_block(int position, Range valid, int i) {
-    Pack::pack_keys(block(item_, position, 0), call_.head_size, keys_ + i * kBlockTokens, ahead_);
-    Pack::pack_values(block(item_, position, 1), call_.head_size, valid, values_of(i), ahead_);
+    if (!reads_keys()) {
+      Pack::pack_keys(item_.block(position, 0), call_.head_size, keys_ + i * kBlockTokens, ahead_);
+    }
+    Pack::pack_values(item_.block(position, 1), call_.head_size, valid, values_of(i), ahead_);
     if constexpr (kHasScales) copy_scales(position, valid, i * kBlockTokens);
   }
 
@@ -205,8 +173,8 @@ class Worker {
   }
 
   void copy_scales(int position, Range valid, int at) {
-    const Vec keys = load(tile_scales(block(item_, position, 0), call_.head_size));
-    const Vec values = load(tile_scales(block(item_, position, 1), call_.head_size));
+    const Vec keys = load(tile_scales(item_.block(position, 0), call_.head_size));
+    const Vec values = load(tile_scales(item_.block(position, 1), call_.head_size));
     store(keys, key_scales_ + at);
     store(select(valid, values, fill(0.0f)), value_scales_ + at);
   }
@@ -223,29 +191,56 @@ class Worker {
     pack_tile(tile);
     for (int row = 0; row < num_rows_; row += kRows) {
       const int count = num_rows_ - row < kRows ? num_rows_ - row : kRows;
-      const Range seen = overlap(tile.tokens, visible_to(row, row + count - 1));
+      const Range seen = overlap(tile.tokens, item_.visible_to(row, row + count - 1));
       if (seen.begin < seen.end) attend_rows(row, count, tile);
     }
   }
 
-  void attend_rows(int row, int count, const Tile& tile) {
+  // Few queries meet the keys as they lie in the cache.
+  bool reads_keys() const {
+    return kReadsKeys && num_rows_ <= kLanes && call_.head_size % (kLanes * Pack::kPerWord) == 0;
+  }
+
+  void score(int row, int count, const Tile& tile) {
+#if defined(__AMX_BF16__)
+    if constexpr (kReadsKeys) {
+      if (reads_keys()) return score_few(tile);
+    }
+#endif
     const int64_t words = words_per_row();
-    const Product<Word> scoring{{queries_ + row * words, words},
-                                {keys_, kTileTokens},
-                                {dots_, kTileTokens},
-                                words_per_row(),
-                                nullptr,
-                                &ahead_};
+    Product<Word> scoring{{queries_ + row * words, words},
+                          {keys_, kTileTokens},
+                          {dots_, kTileTokens},
+                          words_per_row(),
+                          nullptr,
+                          &ahead_};
+    scoring.has_spare_rows = true;
     multiply(count, tile.blocks, scoring);
+  }
+
+#if defined(__AMX_BF16__)
+  void score_few(const Tile& tile) {
+    const Cache* blocks[ScoreTiles::kBlocks] = {};
+    for (int i = 0; i < tile.blocks; ++i) {
+      const Range valid = within_block(shifted(tile.tokens, tile.base), i);
+      if (valid.begin < valid.end) blocks[i] = item_.block(tile.base + i * kBlockTokens, 0);
+    }
+    ScoreTiles{num_rows_, words_per_row(), keys_}.score(blocks, dots_, ahead_);
+  }
+#endif
+
+  void attend_rows(int row, int count, const Tile& tile) {
+    score(row, count, tile);
     float factors[kRowLanes];
     soften(row, count, tile, factors);
     const int depth = tile.blocks * kBlockTokens / Pack::kPerWord;
-    const Product<Word> weighting{{probabilities_, kTileDepth},
-                                  {values_, call_.head_size},
-                                  {state(states_, row).values(), call_.state_size()},
-                                  depth,
-                                  factors,
-                                  &ahead_};
+    Product<Word> weighting{{probabilities_, kTileDepth},
+                            {values_, call_.head_size},
+                            {state(states_, row).values(), call_.state_size()},
+                            depth,
+                            factors,
+                            &ahead_};
+    weighting.has_spare_rows = true;
     multiply(count, call_.head_size / kLanes, weighting);
   }
 
@@ -253,7 +248,7 @@ class Worker {
   void soften(int row, int count, const Tile& tile, float (&factors)[kRowLanes]) {
     float before[kRowLanes] = {}, highest[kRowLanes] = {};
     const auto seen_by_row = [&](int i, const auto& work) {
-      const Range visible = shifted(call_.visible(position(row + i)), tile.base);
+      const Range visible = shifted(call_.visible(item_.position(row + i)), tile.base);
       return with_seen(tile.blocks, visible, work);
     };
     for (int i = 0; i < count; ++i) {
@@ -277,7 +272,8 @@ class Worker {
   }
 
   const AttentionCall& call_;
-  const WorkItem& item_;
+  const WorkItem& work_;
+  const Item<Cache> item_;
   const WorkItem* next_;
   int num_rows_;
   Word* queries_;        // [rows][head_size]

@@ -10,6 +10,11 @@ namespace pagetide::PAGETIDE_ISA {
 
 class Lookahead {
  public:
+#if defined(__AMX_BF16__)
+  static constexpr int kIntoCache = 2;  // L2: what tiles read would not stay in L1
+#else
+  static constexpr int kIntoCache = 3;  // L1
+#endif
   static constexpr int kMaxPieces = 2 * kTileTokens / kBlockTokens;
 
   // What to fetch next. A loop keeps its own copy in registers, and hands it back.
@@ -35,9 +40,8 @@ class Lookahead {
   PAGETIDE_INLINE void fetch(int lines) { fetch(lines, place); }
 
   PAGETIDE_INLINE void fetch(int lines, Place& from) {
-    constexpr int kIntoL1 = 3;
     for (; lines > 0 && from.line != nullptr; --lines) {
-      __builtin_prefetch(from.line, 0, kIntoL1);
+      __builtin_prefetch(from.line, 0, kIntoCache);
       from.line += 64;
       if (from.line == from.piece_end) start_piece(from);
     }

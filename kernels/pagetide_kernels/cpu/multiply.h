@@ -111,15 +111,26 @@ void multiply_vectors(int rows, int columns, const Product<Word>& p) {
 
 // rows <= Cut<Word>::kRows; any number of columns, counted in vectors.
 template <class Word>
-void multiply(int rows, int columns, const Product<Word>& p) {
+void multiply_rows(int rows, int columns, const Product<Word>& p) {
 #if defined(__AMX_BF16__)
   if constexpr (std::is_same_v<Word, BfloatPair>) {
     if (p.depth % kTileWords == 0) return multiply_tiles(rows, columns, p);
+    for (int row = 0; row < rows; row += kMaxRows) {
+      multiply_vectors(rows - row < kMaxRows ? rows - row : kMaxRows, columns, p.from_row(row));
+    }
+    return;
   }
 #endif
-  for (int row = 0; row < rows; row += kMaxRows) {
-    multiply_vectors(rows - row < kMaxRows ? rows - row : kMaxRows, columns, p.from_row(row));
-  }
+  multiply_vectors(rows, columns, p);
+}
+
+// Any number of rows, and of columns, counted in vectors.
+template <class Word>
+void multiply(int rows, int columns, const Product<Word>& p) {
+  if (rows <= Cut<Word>::kRows) return multiply_rows(rows, columns, p);
+  const int count = Cut<Word>::next_rows(rows);
+  multiply_rows(count, columns, p);
+  multiply(rows - count, columns, p.from_row(count));
 }
 
 }  // namespace pagetide::PAGETIDE_ISA

@@ -38,6 +38,8 @@ struct Product {
   // So many lines of it each time, after so many steps along the depth.
   int fetch_lines = 2;
   int fetch_every = 1;
+  // After the rows of a there is memory that may be read, for as many as tiles.h takes together.
+  bool has_spare_rows = false;
 
   // The rows from `row` on.
   Product from_row(int row) const {

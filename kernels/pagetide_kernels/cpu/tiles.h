@@ -144,9 +144,9 @@ class FewRows {
     }
     for (int i = 0; i < p_.depth; i += kMaxDepth) {
       const int depth = std::min(kMaxDepth, p_.depth - i);
-      if (column == 0 || p_.depth > kMaxDepth) copy_inputs(i, depth);
       Product<BfloatPair> part = p_;
-      part.a = {a_[0], kMaxDepth};
+      part.a = p_.has_spare_rows ? Matrix<const BfloatPair>{p_.a.data + i, p_.a.stride}
+                                 : copied_inputs(i, depth, column == 0 || p_.depth > kMaxDepth);
       part.b.data = p_.b.at(i, column);
       part.depth = depth;
       multiply_tile_columns<1, kMaxColumns>(count, part, 0, {sums_[0], kMaxColumns * kLanes}, 0,
@@ -159,10 +159,11 @@ class FewRows {
 
   float* c(int row, int column) const { return p_.c.row(row) + column * kLanes; }
 
-  void copy_inputs(int from, int depth) {
-    for (int r = 0; r < rows_; ++r) {
+  Matrix<const BfloatPair> copied_inputs(int from, int depth, bool is_new) {
+    for (int r = 0; is_new && r < rows_; ++r) {
       std::memcpy(a_[r], p_.a.row(r) + from, sizeof(BfloatPair) * static_cast<size_t>(depth));
     }
+    return {a_[0], kMaxDepth};
   }
 
   int rows_;
