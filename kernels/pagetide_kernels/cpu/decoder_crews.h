@@ -12,6 +12,7 @@
 #include "decoder_memory.h"
 #include "decoder_share.h"
 #include "decoder_team.h"
+#include "isa.h"
 
 namespace pagetide {
 
@@ -51,10 +52,9 @@ class Crews {
     is_apart_ = num_tokens >= kTokensPerCrew * num_threads;
     const size_t count = is_apart_ ? static_cast<size_t>(num_threads) : 1;
     while (crews_.size() < count) crews_.push_back(std::make_unique<Crew>());
-    const int tokens_at_once = kPanelTokens * num_threads;
+    const int tokens_at_once = panel_tokens() * num_threads;
     const int num_panels = is_apart_ ? (num_tokens + tokens_at_once - 1) / tokens_at_once * num_threads : 1;
-    panels_.clear();
-    for (int i = 0; i < num_panels; ++i) panels_.push_back(share_of(i, num_panels, num_tokens));
+    cut(num_tokens, num_panels);
   }
 
   // The threads that came may be fewer than was asked for.
@@ -67,7 +67,12 @@ class Crews {
     next_.refill();
   }
 
-  int most_tokens() const { return panels_.back().end - panels_.back().begin; }
+  // Of a panel, a whole tile of rows at its end.
+  int most_tokens() const {
+    int most = 0;
+    for (const Range panel : panels_) most = std::max(most, tiles_of(panel.end - panel.begin));
+    return most * kTokensPerTile;
+  }
 
   const std::vector<std::unique_ptr<Crew>>& all() const { return crews_; }
 
@@ -88,8 +93,7 @@ class Crews {
   void cut_again(int num_rows) {
     const int most = most_tokens();
     const int count = is_apart_ ? std::max((num_rows + most - 1) / most, std::min(num_threads_, num_rows)) : 1;
-    panels_.clear();
-    for (int i = 0; i < count; ++i) panels_.push_back(share_of(i, count, num_rows));
+    cut(num_rows, count);
     next_.refill();
   }
 
@@ -97,11 +101,27 @@ class Crews {
   void refill() { next_.refill(); }
 
  private:
-  // Panels of more tokens would leave the L2 cache, of fewer would read the weights too often.
-  static constexpr int kPanelTokens = 96;
+  // Panels of more tokens would leave the L2 cache, of fewer would read the weights too often: the faster the
+  // products, the more that matters.
+  static int panel_tokens() { return current_isa() == Isa::amx ? 192 : 96; }
+
+  // AMX takes so many rows at a time.
+  static constexpr int kTokensPerTile = 16;
+
+  static int tiles_of(int num_tokens) { return (num_tokens + kTokensPerTile - 1) / kTokensPerTile; }
 
   // Fewer tokens for each thread are not worth reading the weights once a thread.
   static constexpr int kTokensPerCrew = 64;
+
+  // Into panels of whole tiles.
+  void cut(int num_tokens, int num_panels) {
+    panels_.clear();
+    for (int i = 0; i < num_panels; ++i) {
+      const Range tiles = share_of(i, num_panels, tiles_of(num_tokens));
+      if (tiles.begin == tiles.end) continue;
+      panels_.push_back({tiles.begin * kTokensPerTile, std::min(tiles.end * kTokensPerTile, num_tokens)});
+    }
+  }
 
   bool is_apart_ = false;
   int num_threads_ = 1;

@@ -22,7 +22,11 @@ struct WordOf<bfloat16> {
 };
 
 // A chunk of a tile's weights, the inputs that meet it and the next chunk stay in the L2 cache together.
+#if defined(__AMX_BF16__)
+constexpr int kRowsAtOnce = 192;
+#else
 constexpr int kRowsAtOnce = 96;
+#endif
 constexpr int kChunkInputs = 2048;
 
 int ceil_divided(int a, int b) { return (a + b - 1) / b; }
