@@ -203,7 +203,7 @@ int run_all(int isa, int rounds) {
 
 int main(int, char** arguments) {
   const int rounds = std::atoi(arguments[1]);
-  for (int isa = 0; isa < 3; ++isa) {
+  for (int isa = 0; isa < 4; ++isa) {
     if (pagetide_supports(isa)) std::printf("instruction set %d: %d rows right\n", isa, run_all(isa, rounds));
   }
   return 0;
