@@ -30,7 +30,8 @@ struct Decoder {
   std::vector<DecoderLayer> layers;
   Rows rows;
   Crews crews;
-  std::vector<Buffer> scratch;  // of each thread
+  std::vector<Buffer> scratch;  // of each thread, for attention
+  std::vector<Buffer> ups;      // of each thread: [P][a piece's columns]
 
   int widest_window() const {
     int widest = 0;
@@ -77,6 +78,8 @@ class Run {
   }
 
  private:
+  static constexpr int kUpsWidth = Shares::kGrain * kLanes;
+
   static int size(Range range) { return range.end - range.begin; }
 
   void reserve_rows() {
@@ -89,7 +92,7 @@ class Run {
         std::max<int64_t>({shape_.hidden_size, shape_.query_size(), shape_.intermediate_size}) / kGroupInputs;
     for (const auto& crew : crews_.all()) {
       reserve(crew->rows.normed, crews_.most_tokens(), shape_.hidden_size);
-      reserve(crew->rows.gate_up, crews_.most_tokens(), 2 * int64_t{shape_.intermediate_size});
+      reserve(crew->rows.gates, crews_.most_tokens(), shape_.intermediate_size);
       reserve(crew->rows.added, crews_.most_tokens(), shape_.hidden_size);
       crew->rows.sums.reserve(sizeof(float) * static_cast<size_t>(crews_.most_tokens() * num_groups));
     }
@@ -104,6 +107,10 @@ class Run {
     const int64_t floats = attention_.scratch_size(call, plans_.queries_per_item());
     decoder_.scratch.resize(std::max(decoder_.scratch.size(), static_cast<size_t>(num_threads_)));
     for (Buffer& scratch : decoder_.scratch) scratch.reserve(sizeof(float) * static_cast<size_t>(floats));
+    decoder_.ups.resize(decoder_.scratch.size());
+    for (Buffer& ups : decoder_.ups) {
+      ups.reserve(static_cast<size_t>(element_size_ * crews_.most_tokens() * kUpsWidth));
+    }
   }
 
   // Attention is everyone's; what lies between is a crew's.
@@ -165,7 +172,7 @@ class Run {
     add_and_norm(member, panel, added, layer.attn_out, &layer.ffn_in);
     activate_gates(member, panel, layer);
     multiply(member, panel,
-             {layer.down, member.crew.rows.gate_up.get(), 2 * int64_t{shape_.intermediate_size}, added,
+             {layer.down, member.crew.rows.gates.get(), shape_.intermediate_size, added,
               next != nullptr ? sharing_of(next->qkv) : Sharing{}});
     add_and_norm(member, panel, added, layer.ffn_out, next != nullptr ? &next->attn_in : nullptr);
   }
@@ -182,19 +189,24 @@ class Run {
     member.crew.barrier.wait();
   }
 
+  // A thread has the ups of one piece at a time.
   void activate_gates(Member& member, Range panel, const DecoderLayer& layer) {
     const int width = shape_.intermediate_size, columns = width / kLanes;
-    void* gate_up = member.crew.rows.gate_up.get();
-    const PanelProduct product{layer.gate_up, member.crew.rows.normed.get(), shape_.hidden_size, gate_up,
-                               sharing_of(layer.down)};
-    const LinearCall call = product.call(member, size(panel), element_size_);
-    sum_inputs(member, call);
+    const PanelProduct product{layer.gate_up, member.crew.rows.normed.get(), shape_.hidden_size,
+                               member.crew.rows.gates.get(), sharing_of(layer.down)};
+    LinearCall to_gates = product.call(member, size(panel), element_size_);
+    to_gates.out_stride = width;
+    LinearCall to_ups = to_gates;
+    to_ups.out = decoder_.ups[static_cast<size_t>(member.thread)].get();
+    to_ups.out_stride = kUpsWidth;
+    sum_inputs(member, to_gates);
     member.crew.shares.work_through(
         member.rank, member.next_round(size(panel), columns), [&](Range tokens, Range gates, Range next) {
           const Range ups{columns + gates.begin, columns + gates.end};
-          project(call, tokens, gates, ups);
-          project(call, tokens, ups, next);
-          row_kernels_.activate({gate_up, width, layer.activation}, tokens,
+          to_ups.out_column = ups.begin;
+          project(to_gates, tokens, gates, ups);
+          project(to_ups, tokens, ups, next);
+          row_kernels_.activate({to_gates.out, to_ups.out, width, kUpsWidth, layer.activation}, tokens,
                                 {gates.begin * kLanes, gates.end * kLanes});
         });
     member.crew.barrier.wait();

@@ -108,10 +108,13 @@ struct RotaryCall {
   void* kv_cache;
 };
 
-// `gate = activation(gate) * up`, on rows of [gate | up], each `size` wide.
+// `gate = activation(gate) * up`. Gates lie in rows of `width`; of ups there are only those of the elements at
+// hand, in rows of `ups_width`.
 struct ActivationCall {
-  void* gate_up;
-  int size;
+  void* gates;
+  const void* ups;
+  int64_t width;
+  int64_t ups_width;
   Activation activation;
 };
 

@@ -18,10 +18,10 @@ namespace pagetide {
 
 // What products hand to each other: a row for each token of a panel.
 struct PanelRows {
-  Buffer normed;   // [P][hidden]
-  Buffer gate_up;  // [P][2 * intermediate]
-  Buffer added;    // [P][hidden], what a residual layer adds
-  Buffer sums;     // [P][widest input / kGroupInputs] float, for weights that have minimums
+  Buffer normed;  // [P][hidden]
+  Buffer gates;   // [P][intermediate]
+  Buffer added;   // [P][hidden], what a residual layer adds
+  Buffer sums;    // [P][widest input / kGroupInputs] float, for weights that have minimums
 };
 
 // Threads that work on the same panel.

@@ -163,8 +163,8 @@ template <class Element, class Function>
 PAGETIDE_INLINE void activate_with(Function function, const ActivationCall& call, Range tokens,
                                    Range elements) {
   for (int64_t token = tokens.begin; token < tokens.end; ++token) {
-    auto* gate = row_of<Element>(call.gate_up, token, 2 * int64_t{call.size});
-    const Element* up = gate + call.size;
+    auto* gate = static_cast<Element*>(call.gates) + token * call.width;
+    const auto* up = static_cast<const Element*>(call.ups) + token * call.ups_width - elements.begin;
     for (int i = elements.begin; i < elements.end; i += kLanes) {
       store(rounded<Element>(function(load(gate + i))) * load(up + i), gate + i);
     }

@@ -50,6 +50,8 @@ class Shares {
     int num_columns;
   };
 
+  static constexpr int kGrain = 4;  // columns of a piece: what the widest kernel computes together
+
   // Nobody is working.
   void set_size(int num_threads) { left_ = std::vector<Left>(static_cast<size_t>(num_threads)); }
 
@@ -71,8 +73,6 @@ class Shares {
   }
 
  private:
-  static constexpr int kGrain = 4;  // columns: what the widest kernel computes together
-
   // Round, begin and end of what is left of a share, in one word. One of an earlier round is over: its owner
   // has not come to this one yet, and its share is whole.
   struct Left {

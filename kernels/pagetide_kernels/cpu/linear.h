@@ -34,6 +34,7 @@ struct LinearCall {
   int in_features;
   int num_columns;  // of sixteen outputs
   CodedWeights codes = {};
+  int out_column = 0;  // the one that lies first in a row of `out`
   // What the thread that computes reads after this, whole lines of it; null: unknown.
   const void* then = nullptr;
   int64_t then_bytes = 0;

@@ -117,7 +117,7 @@ class Projection {
     const int size = (columns.end - columns.begin) * kLanes, first = columns.begin * kLanes;
     const bool is_plain = call_.bias == nullptr && first + size <= call_.out_features;
     for (int token = tokens.begin; token < tokens.end; ++token, sums += kMaxColumns * kLanes) {
-      auto* out = static_cast<Element*>(call_.out) + token * call_.out_stride + first;
+      auto* out = static_cast<Element*>(call_.out) + token * call_.out_stride + first - call_.out_column * kLanes;
       for (int i = 0; i < size; i += kLanes) {
         is_plain ? store(load(sums + i), out + i) : write(load(sums + i), out + i, first + i);
       }

@@ -144,7 +144,8 @@ class QuantisedProjection {
       sum = sum + load(lanes);
     }
     store(sum, lanes);
-    std::memcpy(static_cast<Element*>(call_.out) + token * call_.out_stride + begin, lanes, bytes);
+    auto* out = static_cast<Element*>(call_.out) + token * call_.out_stride;
+    std::memcpy(out + begin - call_.out_column * kLanes, lanes, bytes);
   }
 
   const LinearCall& call_;
