@@ -244,8 +244,19 @@ class Worker {
     multiply(count, call_.head_size / kLanes, weighting);
   }
 
-  // Rows in two passes, so that their chains of sums and powers overlap.
   void soften(int row, int count, const Tile& tile, float (&factors)[kRowLanes]) {
+    const ScoreScale scale{call_.scale, call_.soft_cap};
+    if constexpr (!kHasScales) {
+      if (call_.soft_cap == 0.0f && call_.scale > 0.0f) {
+        return soften(row, count, tile, FactoredScores{scale.factor()}, factors);
+      }
+    }
+    soften(row, count, tile, StoredScores<decltype(scales())>{scale, scales()}, factors);
+  }
+
+  // Rows in two passes, so that their chains of sums and powers overlap.
+  template <class Scores>
+  void soften(int row, int count, const Tile& tile, const Scores& scores, float (&factors)[kRowLanes]) {
     float before[kRowLanes] = {}, highest[kRowLanes] = {};
     const auto seen_by_row = [&](int i, const auto& work) {
       const Range visible = shifted(call_.visible(item_.position(row + i)), tile.base);
@@ -253,16 +264,15 @@ class Worker {
     };
     for (int i = 0; i < count; ++i) {
       before[i] = state(states_, row + i).max();
-      highest[i] = seen_by_row(i, [&](auto seen) {
-        return score_row(dots_ + i * kTileTokens, seen, {call_.scale, call_.soft_cap}, scales(), before[i]);
-      });
+      highest[i] = seen_by_row(
+          i, [&](auto seen) { return largest_score(dots_ + i * kTileTokens, seen, scores, before[i]); });
     }
     for (int i = 0; i < count; i += kLanes) {
       store(exp2(load(before + i) - load(highest + i)), factors + i);
     }
     for (int i = 0; i < count; ++i) {
       const float sum = seen_by_row(i, [&](auto seen) {
-        return soften_row<Element>(dots_ + i * kTileTokens, seen, scales(), highest[i],
+        return soften_row<Element>(dots_ + i * kTileTokens, seen, scores, scales(), highest[i],
                                    probabilities_ + i * kTileDepth);
       });
       const RowState row_state = state(states_, row + i);

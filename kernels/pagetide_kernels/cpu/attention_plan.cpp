@@ -3,12 +3,14 @@
 #include <algorithm>
 
 #include "error.h"
+#include "isa.h"
 
 namespace pagetide {
 namespace {
 
-// Rows of an item share the packing of a tile; more of them would push the tile out of the L1 cache.
-constexpr int kRowsPerItem = 48;
+// Rows of an item share the packing of a tile; more of them would push the tile out of the L1 cache. With AMX
+// packing takes longer than what follows.
+int rows_per_item() { return current_isa() == Isa::amx ? 96 : 48; }
 
 // An item for each thread is uneven; this many even out.
 constexpr int kItemsPerThread = 4;
@@ -86,7 +88,7 @@ const char* attention_problem(const char* op, const AttentionCall& call) {
 }
 
 AttentionPlan::AttentionPlan(const AttentionCall& call, int num_threads)
-    : window_(call.window), queries_per_item_(std::max(1, kRowsPerItem / call.group())) {
+    : window_(call.window), queries_per_item_(std::max(1, rows_per_item() / call.group())) {
   for (int i = 0; i < call.num_sequences;) {
     const Sharers sharers = sharers_from(call, i);
     sharers.count > 1 ? add_sharers(call, i, sharers) : add_sequence(call, i);

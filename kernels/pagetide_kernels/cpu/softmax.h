@@ -49,8 +49,10 @@ struct ScoreScale {
   float scale;
   float soft_cap;  // 0: none
 
+  PAGETIDE_INLINE float factor() const { return scale * kLog2E; }
+
   PAGETIDE_INLINE Vec apply(Vec dot) const {
-    if (soft_cap == 0.0f) return dot * fill(scale * kLog2E);
+    if (soft_cap == 0.0f) return dot * fill(factor());
     return tanh(dot * fill(scale / soft_cap)) * fill(soft_cap * kLog2E);
   }
 };
@@ -91,27 +93,51 @@ struct Seen {
   }
 };
 
-// Turns a row's dot products with a tile into scores. Returns the largest so far, `max` among them.
-template <bool kWhole, class Scales>
-PAGETIDE_INLINE float score_row(float* dots, Seen<kWhole> seen, ScoreScale scale, const Scales& scales,
-                                float max) {
-  Vec highest = fill(max);
-  for (int i = 0; i < seen.size(); ++i) {
+// Scores that are no more than a factor away from dot products: they stay what they are in memory.
+struct FactoredScores {
+  float factor;  // above 0
+
+  PAGETIDE_INLINE Vec first(float* dots, int i) const { return load(dots + i * kLanes); }
+  PAGETIDE_INLINE float largest(Vec firsts) const { return reduce_max(firsts) * factor; }
+  PAGETIDE_INLINE Vec below(Vec max, const float* dots, int i) const {
+    return multiply_add(load(dots + i * kLanes), fill(factor), fill(0.0f) - max);
+  }
+};
+
+// Any others take the place of the dot products.
+template <class Scales>
+struct StoredScores {
+  ScoreScale scale;
+  Scales scales;
+
+  PAGETIDE_INLINE Vec first(float* dots, int i) const {
     const Vec score = scale.apply(scales.scaled_dots(load(dots + i * kLanes), i));
     store(score, dots + i * kLanes);
-    highest = pagetide::PAGETIDE_ISA::max(highest, seen.select(i, score, kLowest));
+    return score;
   }
-  return reduce_max(highest);
+  PAGETIDE_INLINE float largest(Vec firsts) const { return reduce_max(firsts); }
+  PAGETIDE_INLINE Vec below(Vec max, const float* scores, int i) const { return load(scores + i * kLanes) - max; }
+};
+
+// The largest score of a row's dot products with a tile, `max` among them.
+template <bool kWhole, class Scores>
+PAGETIDE_INLINE float largest_score(float* dots, Seen<kWhole> seen, const Scores& scores, float max) {
+  Vec highest = fill(kLowest);
+  for (int i = 0; i < seen.size(); ++i) {
+    highest = pagetide::PAGETIDE_ISA::max(highest, seen.select(i, scores.first(dots, i), kLowest));
+  }
+  const float largest = scores.largest(highest);
+  return largest > max ? largest : max;
 }
 
 // Turns a row's scores into probabilities relative to `max`; tokens that are not seen get none. Returns their
 // sum.
-template <class Element, bool kWhole, class Scales>
-PAGETIDE_INLINE float soften_row(const float* scores, Seen<kWhole> seen, const Scales& scales, float max,
-                                 typename Operands<Element>::Word* probabilities) {
+template <class Element, bool kWhole, class Scores, class Scales>
+PAGETIDE_INLINE float soften_row(const float* dots, Seen<kWhole> seen, const Scores& scores, const Scales& scales,
+                                 float max, typename Operands<Element>::Word* probabilities) {
   Vec sums = fill(0.0f);
   for (int i = 0; i < seen.size(); ++i) {
-    const Vec p = seen.select(i, exp2(load(scores + i * kLanes) - fill(max)), 0.0f);
+    const Vec p = seen.select(i, exp2_below<Element>(scores.below(fill(max), dots, i)), 0.0f);
     sums = sums + p;
     Operands<Element>::store_probabilities(scales.scaled_probabilities(p, i),
                                            probabilities + i * kLanes / Operands<Element>::kPerWord);
