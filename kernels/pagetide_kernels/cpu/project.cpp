@@ -29,8 +29,6 @@ constexpr int kRowsAtOnce = 96;
 #endif
 constexpr int kChunkInputs = 2048;
 
-int ceil_divided(int a, int b) { return (a + b - 1) / b; }
-
 template <class Element>
 class Projection {
   using Word = typename WordOf<Element>::type;

@@ -22,8 +22,6 @@ constexpr int kTileRows = 96;
 // the hardware sees coming.
 constexpr int64_t kMaxAhead = 256 << 10;
 
-int ceil_divided(int a, int b) { return (a + b - 1) / b; }
-
 template <class Element, class Format>
 class QuantisedProjection {
   using Word = std::conditional_t<std::is_same_v<Element, float>, float, BfloatPair>;

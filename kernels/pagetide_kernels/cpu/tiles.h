@@ -65,12 +65,10 @@ struct TileBlock {
       from_zero ? zero_tile<sum>() : load_tile<sum>(at, stride);
     });
     Lookahead::Place place = p.ahead->place;
-    int lines = 0;
+    constexpr int kProducts = kRowTiles * kColumns;  // of a step: each fetches its part
+    const int lines = ceil_divided(kTileWords * p.fetch_lines, p.fetch_every * kProducts);
     for (int i = 0; i < p.depth; i += kTileWords) {
-      lines += kTileWords * p.fetch_lines;
-      p.ahead->fetch(lines / p.fetch_every, place);
-      lines %= p.fetch_every;
-      step(i, column);
+      step(i, column, [&]() PAGETIDE_INLINED { p.ahead->fetch(lines, place); });
     }
     p.ahead->place = place;
     for_sums(c, [&](auto sum, float* at, int64_t stride) PAGETIDE_INLINED { store_tile<sum>(at, stride); });
@@ -87,14 +85,18 @@ struct TileBlock {
     });
   }
 
-  PAGETIDE_INLINE void step(int i, int column) const {
+  template <class Fetch>
+  PAGETIDE_INLINE void step(int i, int column, const Fetch& fetch) const {
     repeat<kRowTiles>([&](auto r) PAGETIDE_INLINED {
       load_tile<kA + r>(p.a.row(r * second_row) + i, p.a.stride * int64_t{sizeof(BfloatPair)});
     });
     repeat<kColumns>([&](auto c) PAGETIDE_INLINED {
       constexpr int b = kB + c % 2;
       load_tile<b>(p.b.at(i, column + c), p.b.stride * int64_t{sizeof(BfloatPair)});
-      repeat<kRowTiles>([&](auto r) PAGETIDE_INLINED { accumulate_tiles<r * kColumns + c, kA + r, b>(); });
+      repeat<kRowTiles>([&](auto r) PAGETIDE_INLINED {
+        accumulate_tiles<r * kColumns + c, kA + r, b>();
+        fetch();
+      });
     });
   }
 };
