@@ -74,7 +74,7 @@ class Settings:
     kv_cache_dtype: str = "auto"
     kv_cache_bytes: int = 512 * 2**20
     host_cache_bytes: int = 0
-    max_step_tokens: int = 512
+    max_step_tokens: int = 1024
     max_running: int = 64
     max_waiting: int = 4096
     max_waiting_tokens: int | None = None

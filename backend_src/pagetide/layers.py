@@ -92,6 +92,10 @@ class PackedLinear:
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return ops.linear(x, self.packed, self.bias)
 
+    def widened(self, x: torch.Tensor) -> torch.Tensor:
+        """The same in float32, without a pass that converts."""
+        return ops.linear(x, self.packed, self.bias, widened=True)
+
     def rows(self, ids: torch.Tensor) -> torch.Tensor:
         """Rows [S, in] of the weight: an embedding that a head shares."""
         return self.packed.rows(ids)
@@ -258,5 +262,6 @@ class Head:
     soft_cap: float = 0.0
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        logits = self.linear(x).float()
+        linear = self.linear
+        logits = linear.widened(x) if isinstance(linear, PackedLinear) else linear(x).float()
         return logits if self.soft_cap == 0.0 else torch.tanh(logits / self.soft_cap) * self.soft_cap

@@ -28,7 +28,13 @@ QUIET_FLAGS = ("-Wno-uninitialized", "-Wno-maybe-uninitialized")
 EXACT_FLAGS = ("-ffp-contract=off",)
 # What is missing shows when it is built, not when it is loaded.
 COMPLETE_FLAGS = ("-Wl,--no-undefined",)
-PER_ISA_SOURCES = ("attend.cpp", "decoder_rows.cpp", "project.cpp", "project_quantised.cpp")
+PER_ISA_SOURCES = (
+    "attend.cpp",
+    "decoder_rows.cpp",
+    "first_largest.cpp",
+    "project.cpp",
+    "project_quantised.cpp",
+)
 AVX2_FLAGS = ("-mavx2", "-mfma")
 AVX512_FLAGS = (
     *AVX2_FLAGS,

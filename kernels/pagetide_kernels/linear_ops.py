@@ -48,7 +48,9 @@ def pack_linear(weight: Tensor) -> PackedLinear:
     return PackedLinear(data, *weight.shape)
 
 
-def linear(input: Tensor, weight: PackedLinear | PackedCodes, bias: Tensor | None = None) -> Tensor:
+def linear(
+    input: Tensor, weight: PackedLinear | PackedCodes, bias: Tensor | None = None, widened: bool = False
+) -> Tensor:
     """input weight^T + bias, accumulated in float32, rounded once.
 
     On a CPU a row's result is the same bits whatever the other rows are, and however many.
@@ -56,9 +58,10 @@ def linear(input: Tensor, weight: PackedLinear | PackedCodes, bias: Tensor | Non
     Args:
         input: [T, K] of weight's dtype, rows at any distance.
         bias: [N] of the same dtype.
+        widened: whether the result, rounded or not, is told in float32.
 
     Returns:
-        [T, N] of input's dtype.
+        [T, N] of input's dtype, or float32.
 
     Raises:
         ArgumentError: an argument of the wrong kind.
@@ -66,9 +69,11 @@ def linear(input: Tensor, weight: PackedLinear | PackedCodes, bias: Tensor | Non
     if isinstance(weight, PackedCodes):
         out = torch.empty((len(input), weight.num_outputs), dtype=weight.dtype)
         cpu.quantised_linear((out, input, weight.codes, weight.scales, bias), ())
-        return out
+        return out.float() if widened else out
     if weight.data.device.type != "cpu":
-        return torch.nn.functional.linear(input, weight.data, bias)
-    out = torch.empty((len(input), weight.num_outputs), dtype=weight.data.dtype)
-    cpu.linear((out, input, weight.data, bias), ())
+        out = torch.nn.functional.linear(input, weight.data, bias)
+        return out.float() if widened else out
+    dtype = torch.float32 if widened else weight.data.dtype
+    out = torch.empty((len(input), weight.num_outputs), dtype=dtype)
+    cpu.linear((out, input, weight.data, bias), (), widened)
     return out

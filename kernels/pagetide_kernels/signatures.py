@@ -184,6 +184,17 @@ GREEDY = Signature(
     multiples={"n": 1},
 )
 
+LIKELIEST = Signature(
+    "likeliest",
+    tensors=(
+        TensorParam("tokens", ("S",), torch.int64, output=True),
+        TensorParam("logits", ("S", "V"), "element", layout=_ROWS),
+    ),
+    dims=("S", "V"),
+    dtypes={"element": (torch.float32,)},
+)
+"""A CPU's own: `greedy` of one token without its log-probability."""
+
 SAMPLE = Signature(
     "sample",
     tensors=(
@@ -209,6 +220,13 @@ LINEAR = Signature(
     dtypes=_ELEMENT,
     multiples={"K": 2},
 )
+
+LINEAR_WIDENED = replace(
+    LINEAR,
+    name="linear_widened",
+    tensors=(TensorParam("out", ("T", "N"), torch.float32, layout=_ROWS, output=True), *LINEAR.tensors[1:]),
+)
+"""A CPU's own: what `linear` gives, as float32."""
 
 QUANTISED_LINEAR = Signature(
     "quantised_linear",

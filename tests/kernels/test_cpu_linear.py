@@ -48,13 +48,24 @@ def test_every_shape_is_right(isa, dtype, num_outputs, num_inputs):
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=["bf16", "f32"])
-@pytest.mark.parametrize("num_inputs", [576, 2500])
+@pytest.mark.parametrize("num_inputs", [576, 2500, 2528])
 def test_a_row_gives_the_same_bits_in_every_batch(isa, dtype, num_inputs):
     tokens, weight, bias = random_layer(200, 200, num_inputs, dtype)
     packed = ops.pack_linear(weight)
     together = ops.linear(tokens, packed, bias)
-    for num_tokens in (1, 2, 3, 4, 5, 6, 7, 8, 13, 95, 96, 97, 199):
+    for num_tokens in (*range(1, 9), 13, 15, 16, 17, 31, 32, 33, 40, 47, 48, 95, 96, 97, 191, 192, 193, 199):
         assert torch.equal(ops.linear(tokens[-num_tokens:], packed, bias), together[-num_tokens:])
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=["bf16", "f32"])
+@pytest.mark.parametrize("num_outputs", [64, 100])
+def test_a_widened_result_is_the_same_in_float32(isa, dtype, num_outputs):
+    tokens, weight, bias = random_layer(40, num_outputs, 576, dtype)
+    packed = ops.pack_linear(weight)
+    for each in (None, bias):
+        out = ops.linear(tokens, packed, each, widened=True)
+        assert out.dtype == torch.float32
+        assert torch.equal(out, ops.linear(tokens, packed, each).float())
 
 
 @pytest.mark.parametrize("num_tokens", [1, 40, 400])

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from pagetide_kernels import ops
+from pagetide_kernels import cpu, ops
 from pagetide_kernels.binding import ArgumentError
 
 VOCAB = 1000
@@ -169,3 +169,15 @@ def test_a_row_without_a_chance_gives_some_token_of_the_vocabulary(device, value
     assert 0 <= int(ops.likeliest(logits[None])[0]) < 70
     assert 0 <= draw(logits, [0.5])[0] < 70
     assert 0 <= draw(logits, [0.5], top_k=5, top_p=0.9)[0] < 70
+
+
+@pytest.mark.parametrize("isa", cpu.supported_isas())
+@pytest.mark.parametrize("vocab", [1, 15, 511, 512, 513, 49152])
+def test_likeliest_is_the_first_of_the_largest_with_every_instruction_set(isa, vocab):
+    logits = (torch.randn(9, vocab + 3) * 4).round()[:, :vocab]  # full of ties, rows apart
+    logits[1] = -math.inf
+    logits[2, : vocab // 2] = math.nan
+    with cpu.use_isa(isa):
+        found = ops.likeliest(logits).tolist()
+    expected = logits.nan_to_num(nan=-math.inf, neginf=-math.inf).argmax(-1).tolist()
+    assert found == expected

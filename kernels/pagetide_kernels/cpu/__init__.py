@@ -18,7 +18,16 @@ from torch import Tensor
 from pagetide_kernels import build
 from pagetide_kernels.binding import ArgumentError, Number, Signature
 from pagetide_kernels.cpu import memory
-from pagetide_kernels.signatures import INT8_CACHE, LANES, LINEAR, PAGED_ATTENTION, QUANTISED_LINEAR, WRITE_KV
+from pagetide_kernels.signatures import (
+    INT8_CACHE,
+    LANES,
+    LIKELIEST,
+    LINEAR,
+    LINEAR_WIDENED,
+    PAGED_ATTENTION,
+    QUANTISED_LINEAR,
+    WRITE_KV,
+)
 
 ISAS = ("plain", "avx2", "avx512", "amx")
 
@@ -29,6 +38,8 @@ _CTYPES: dict[str, type[ctypes.c_void_p | ctypes.c_int64 | ctypes.c_int32 | ctyp
     "f32": ctypes.c_float,
 }
 SUFFIXES = {torch.bfloat16: "bf16", torch.float32: "f32"}
+
+_SIGNATURES = (PAGED_ATTENTION, WRITE_KV, LINEAR, LINEAR_WIDENED, QUANTISED_LINEAR, LIKELIEST)
 
 _Function: TypeAlias = Callable[..., bytes | None]
 
@@ -54,9 +65,9 @@ def unpacked_rows(packed: Tensor, rows: Tensor) -> Tensor:
     return words[rows // LANES, :, rows % LANES].view(-1, num_inputs)
 
 
-def linear(tensors: Sequence[Tensor | None], scalars: Sequence[Number]) -> None:
+def linear(tensors: Sequence[Tensor | None], scalars: Sequence[Number], widened: bool = False) -> None:
     """See `ops.linear`; arguments in the order of the signature."""
-    call(LINEAR, tensors, scalars)
+    call(LINEAR_WIDENED if widened else LINEAR, tensors, scalars)
 
 
 def quantised_linear(tensors: Sequence[Tensor | None], scalars: Sequence[Number]) -> None:
@@ -108,15 +119,15 @@ def _function(name: str, dtype: torch.dtype) -> _Function:
     function = _functions.get((name, dtype))
     if function is None:
         coded = (INT8_CACHE[each.name] for each in (PAGED_ATTENTION, WRITE_KV))
-        for signature in (PAGED_ATTENTION, WRITE_KV, LINEAR, QUANTISED_LINEAR, *coded):
+        for signature in (*_SIGNATURES, *coded):
             _export(signature)
         function = _functions[name, dtype]
     return function
 
 
 def _export(signature: Signature) -> None:
-    for dtype, suffix in SUFFIXES.items():
-        function = library()[f"{signature.name}_{suffix}"]
+    for dtype in signature.dtypes["element"]:
+        function = library()[f"{signature.name}_{SUFFIXES[dtype]}"]
         function.argtypes = [_CTYPES[kind] for kind in signature.kinds]
         function.restype = ctypes.c_char_p
         _functions[signature.name, dtype] = function

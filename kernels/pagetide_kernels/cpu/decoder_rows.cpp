@@ -14,13 +14,6 @@ namespace pagetide::PAGETIDE_ISA {
 namespace {
 
 template <class Element>
-PAGETIDE_INLINE Vec rounded(Vec v) {
-  Element lanes[kLanes];
-  store(v, lanes);
-  return load(lanes);
-}
-
-template <class Element>
 PAGETIDE_INLINE Element* row_of(void* rows, int64_t token, int64_t stride) {
   return static_cast<Element*>(rows) + token * stride;
 }

@@ -83,17 +83,19 @@ const PerIsa<QuantisedKernels> kQuantisedF32 = PAGETIDE_PER_ISA(quantised_f32);
 }  // namespace
 }  // namespace pagetide
 
-#define PAGETIDE_LINEAR(name, kernels)                                                                     \
+#define PAGETIDE_LINEAR(name, kernels, is_widened)                                                          \
   PAGETIDE_EXPORT const char* name(void* out, const void* input, const void* weight, const void* bias,     \
                                    int64_t out_stride, int64_t input_stride, int num_tokens,               \
                                    int out_features, int in_features, int num_columns) {                   \
     return pagetide::linear({out, input, weight, bias, out_stride, input_stride, num_tokens, out_features, \
-                             in_features, num_columns},                                                    \
+                             in_features, num_columns, {}, 0, is_widened},                                 \
                             pagetide::kernels);                                                            \
   }
 
-PAGETIDE_LINEAR(linear_bf16, kBf16)
-PAGETIDE_LINEAR(linear_f32, kF32)
+PAGETIDE_LINEAR(linear_bf16, kBf16, false)
+PAGETIDE_LINEAR(linear_f32, kF32, false)
+PAGETIDE_LINEAR(linear_widened_bf16, kBf16, true)
+PAGETIDE_LINEAR(linear_widened_f32, kF32, true)
 
 #define PAGETIDE_QUANTISED_LINEAR(name, kernels)                                                           \
   PAGETIDE_EXPORT const char* name(void* out, const void* input, const void* codes, const uint16_t* scales, \

@@ -35,6 +35,8 @@ struct LinearCall {
   int num_columns;  // of sixteen outputs
   CodedWeights codes = {};
   int out_column = 0;  // the one that lies first in a row of `out`
+  // `out` is of floats, each what an element can hold.
+  bool is_widened = false;
   // What the thread that computes reads after this, whole lines of it; null: unknown.
   const void* then = nullptr;
   int64_t then_bytes = 0;

@@ -76,9 +76,13 @@ class CpuOps:
         plain_sampling.apply_bitmask(logits, rows, bitmask)
 
     def greedy(self, tensors: Tensors) -> None:
+        """One token without its log-probability in C++, else in plain torch."""
         table.GREEDY.bind(tensors)
         tokens, logprobs, logits = tensors
-        plain_sampling.greedy(_given(tokens), logprobs, _given(logits))
+        if logprobs is None and _given(tokens).shape[1] == 1:
+            cpu.call(table.LIKELIEST, (_given(tokens)[:, 0], logits), ())
+        else:
+            plain_sampling.greedy(_given(tokens), logprobs, _given(logits))
 
     def sample(self, tensors: Tensors) -> None:
         table.SAMPLE.bind(tensors)

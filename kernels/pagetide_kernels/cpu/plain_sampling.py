@@ -16,9 +16,6 @@ _CANDIDATES = (128, 1024)
 _GROUP = 64
 """Tokens that are looked at as one first: by their largest logit, or by the sum of their masses."""
 
-_MANY_ROWS = 4
-"""From which on four operations are quicker than one."""
-
 
 def penalise(
     logits: Tensor,
@@ -56,20 +53,10 @@ def _addends_of_bytes() -> Tensor:
 
 def greedy(tokens: Tensor, logprobs: Tensor | None, logits: Tensor) -> None:
     """See `ops.greedy`; `tokens` and `logprobs` [S, n] are filled."""
-    likeliest = _first_largest(logits) if tokens.shape[1] == 1 else _largest(logits, tokens.shape[1])
+    likeliest = logits.argmax(-1, keepdim=True) if tokens.shape[1] == 1 else _largest(logits, tokens.shape[1])
     tokens.copy_(likeliest)
     if logprobs is not None:
         torch.sub(logits.gather(1, likeliest), logits.logsumexp(-1, keepdim=True), out=logprobs)
-
-
-def _first_largest(logits: Tensor) -> Tensor:
-    """`argmax` [S, 1], three times as fast for many rows: `amax` of groups is all that reads them."""
-    if logits.shape[1] % _GROUP or len(logits) < _MANY_ROWS:
-        return logits.argmax(-1, keepdim=True)
-    groups = logits.view(len(logits), -1, _GROUP)
-    group = groups.amax(-1).argmax(-1)
-    inside = groups[torch.arange(len(groups)), group].argmax(-1)
-    return (group * _GROUP + inside)[:, None]
 
 
 def _largest(logits: Tensor, count: int) -> Tensor:

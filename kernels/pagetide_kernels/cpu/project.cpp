@@ -4,6 +4,7 @@
 // same bits for a token alone and in any batch.
 
 #include <array>
+#include <type_traits>
 
 #include "linear.h"
 #include "multiply.h"
@@ -112,24 +113,36 @@ class Projection {
   }
 
   void write(Range tokens, const float* sums, Range columns) const {
+    call_.is_widened ? write_as<float>(tokens, sums, columns) : write_as<Element>(tokens, sums, columns);
+  }
+
+  template <class Out>
+  void write_as(Range tokens, const float* sums, Range columns) const {
     const int size = (columns.end - columns.begin) * kLanes, first = columns.begin * kLanes;
     const bool is_plain = call_.bias == nullptr && first + size <= call_.out_features;
     for (int token = tokens.begin; token < tokens.end; ++token, sums += kMaxColumns * kLanes) {
-      auto* out = static_cast<Element*>(call_.out) + token * call_.out_stride + first - call_.out_column * kLanes;
+      auto* out = static_cast<Out*>(call_.out) + token * call_.out_stride + first - call_.out_column * kLanes;
       for (int i = 0; i < size; i += kLanes) {
-        is_plain ? store(load(sums + i), out + i) : write(load(sums + i), out + i, first + i);
+        is_plain ? store(as<Out>(load(sums + i)), out + i) : write_some(load(sums + i), out + i, first + i);
       }
     }
   }
 
+  // What is stored as Out.
+  template <class Out>
+  static PAGETIDE_INLINE Vec as(Vec sum) {
+    if constexpr (std::is_same_v<Out, Element>) return sum;
+    return rounded<Element>(sum);
+  }
+
   // With a bias, or to the last outputs.
-  void write(Vec sum, Element* out, int first) const {
+  template <class Out>
+  void write_some(Vec sum, Out* out, int first) const {
     const int count = call_.out_features - first < kLanes ? call_.out_features - first : kLanes;
     if (call_.bias != nullptr) sum = sum + load_some(static_cast<const Element*>(call_.bias) + first, count);
-    if (count == kLanes) return store(sum, out);
-    Element lanes[kLanes];
-    store(sum, lanes);
-    std::memcpy(out, lanes, sizeof(Element) * static_cast<size_t>(count));
+    Out lanes[kLanes];
+    store(as<Out>(sum), lanes);
+    std::memcpy(out, lanes, sizeof(Out) * static_cast<size_t>(count));
   }
 
   static Vec load_some(const Element* in, int count) {

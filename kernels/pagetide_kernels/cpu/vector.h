@@ -54,4 +54,12 @@ PAGETIDE_INLINE Vec tanh(Vec v) {
   return fill(1.0f) - two / (exp2(v * fill(2.0f * kLog2E)) + fill(1.0f));
 }
 
+// What is left of v when it is stored as elements.
+template <class Element>
+PAGETIDE_INLINE Vec rounded(Vec v) {
+  Element lanes[kLanes];
+  store(v, lanes);
+  return load(lanes);
+}
+
 }  // namespace pagetide::PAGETIDE_ISA
