@@ -8,6 +8,7 @@
 
 #include "attention_item.h"
 #include "multiply.h"
+#include "packed_tile.h"
 #include "softmax.h"
 
 #if defined(__AMX_BF16__)
@@ -33,32 +34,31 @@ class Worker {
   static constexpr int kRowLanes = (kRows + kLanes - 1) / kLanes * kLanes;
   // Tokens whose values are added up before they join the sum: a tile starts and ends with whole ones.
   static constexpr int kStepTokens = std::max(kBlockTokens, Cut<Word>::kDepth * Pack::kPerWord);
-  static constexpr bool kHasScales = std::is_same_v<Cache, int8_t>;
 
  public:
-  // Words are no larger than floats, so all parts are counted in floats.
+  // Counted in floats: words are no larger.
   static int64_t scratch_size(const AttentionCall& call, int num_queries) {
     const int64_t rows = int64_t{num_queries} * call.group();
-    const int64_t tile = int64_t{kTileTokens} * call.head_size;
-    const int64_t block_of_rows = int64_t{kRows} * kTileTokens;
-    return rows * call.head_size + 2 * tile + 2 * block_of_rows + 2 * kTileTokens +
-           2 * rows * call.state_size();
+    return PackedTile<Element, Cache>::num_floats(call.head_size) + 2 * int64_t{kRows} * kTileTokens +
+           rows * (call.head_size + 2 * call.state_size());
   }
 
   Worker(const AttentionCall& call, const WorkItem& item, const WorkItem* next, float* scratch)
-      : call_(call), work_(item), item_{call, item}, next_(next), num_rows_(item_.num_rows()) {
+      : call_(call),
+        work_(item),
+        item_{call, item},
+        next_(next),
+        num_rows_(item_.num_rows()),
+        tile_(call.head_size, scratch) {
+    scratch += tile_.num_floats(call.head_size);
     const auto take = [&](int64_t floats) {
       float* start = scratch;
       scratch += floats;
       return start;
     };
-    queries_ = reinterpret_cast<Word*>(take(int64_t{num_rows_} * call.head_size));
-    keys_ = reinterpret_cast<Word*>(take(int64_t{kTileTokens} * call.head_size));
-    values_ = reinterpret_cast<Word*>(take(int64_t{kTileTokens} * call.head_size));
+    queries_ = reinterpret_cast<Word*>(take(int64_t{num_rows_} * call.head_size));  // not last: see score()
     dots_ = take(int64_t{kRows} * kTileTokens);
     probabilities_ = reinterpret_cast<Word*>(take(int64_t{kRows} * kTileTokens));
-    key_scales_ = take(kTileTokens);
-    value_scales_ = take(kTileTokens);
     states_ = take(num_rows_ * call.state_size());
     totals_ = take(num_rows_ * call.state_size());
   }
@@ -67,7 +67,7 @@ class Worker {
     pack_queries();
 #if defined(__AMX_BF16__)
     if constexpr (kReadsKeys) {
-      if (reads_keys()) ScoreTiles::pack(queries_, num_rows_, words_per_row(), keys_);
+      if (reads_keys()) ScoreTiles::pack(queries_, num_rows_, words_per_row(), tile_.keys);
     }
 #endif
     if (work_.states == nullptr) clear(totals_);
@@ -149,46 +149,8 @@ class Worker {
     }
   }
 
-  void pack_tile(const Tile& tile) {
-    for (int i = 0; i < tile.blocks; ++i) {
-      const Range valid = within_block(shifted(tile.tokens, tile.base), i);
-      valid.begin < valid.end ? pack_block(tile.base + i * kBlockTokens, valid, i) : clear_block(i);
-    }
-  }
-
-  Word* values_of(int i) const { return values_ + int64_t{i} * kBlockTokens / Pack::kPerWord * call_.head_size; }
-
-  void pack_block(int position, Range valid, int i) {
-    if (!reads_keys()) {
-      Pack::pack_keys(item_.block(position, 0), call_.head_size, keys_ + i * kBlockTokens, ahead_);
-    }
-    Pack::pack_values(item_.block(position, 1), call_.head_size, valid, values_of(i), ahead_);
-    if constexpr (kHasScales) copy_scales(position, valid, i * kBlockTokens);
-  }
-
-  // Nobody sees it, and it may be no block at all. Its keys may be anything.
-  void clear_block(int i) {
-    std::memset(values_of(i), 0, sizeof(Word) * static_cast<size_t>(values_of(1) - values_));
-    store(fill(0.0f), value_scales_ + i * kBlockTokens);
-  }
-
-  void copy_scales(int position, Range valid, int at) {
-    const Vec keys = load(tile_scales(item_.block(position, 0), call_.head_size));
-    const Vec values = load(tile_scales(item_.block(position, 1), call_.head_size));
-    store(keys, key_scales_ + at);
-    store(select(valid, values, fill(0.0f)), value_scales_ + at);
-  }
-
-  auto scales() const {
-    if constexpr (kHasScales) {
-      return TokenScales{key_scales_, value_scales_};
-    } else {
-      return NoScales{};
-    }
-  }
-
   void attend_tile(const Tile& tile) {
-    pack_tile(tile);
+    tile_.pack(item_, tile, !reads_keys(), ahead_);
     for (int row = 0; row < num_rows_; row += kRows) {
       const int count = num_rows_ - row < kRows ? num_rows_ - row : kRows;
       const Range seen = overlap(tile.tokens, item_.visible_to(row, row + count - 1));
@@ -209,12 +171,12 @@ class Worker {
 #endif
     const int64_t words = words_per_row();
     Product<Word> scoring{{queries_ + row * words, words},
-                          {keys_, kTileTokens},
+                          {tile_.keys, kTileTokens},
                           {dots_, kTileTokens},
                           words_per_row(),
                           nullptr,
                           &ahead_};
-    scoring.has_spare_rows = true;
+    scoring.has_spare_rows = true;  // what else there is in scratch memory
     multiply(count, tile.blocks, scoring);
   }
 
@@ -222,10 +184,10 @@ class Worker {
   void score_few(const Tile& tile) {
     const Cache* blocks[ScoreTiles::kBlocks] = {};
     for (int i = 0; i < tile.blocks; ++i) {
-      const Range valid = within_block(shifted(tile.tokens, tile.base), i);
-      if (valid.begin < valid.end) blocks[i] = item_.block(tile.base + i * kBlockTokens, 0);
+      const Range seen = tile.seen_of(i);
+      if (seen.begin < seen.end) blocks[i] = item_.block(tile.base + i * kBlockTokens, 0);
     }
-    ScoreTiles{num_rows_, words_per_row(), keys_}.score(blocks, dots_, ahead_);
+    ScoreTiles{num_rows_, words_per_row(), tile_.keys}.score(blocks, dots_, ahead_);
   }
 #endif
 
@@ -235,7 +197,7 @@ class Worker {
     soften(row, count, tile, factors);
     const int depth = tile.blocks * kBlockTokens / Pack::kPerWord;
     Product<Word> weighting{{probabilities_, kTileDepth},
-                            {values_, call_.head_size},
+                            {tile_.values, call_.head_size},
                             {state(states_, row).values(), call_.state_size()},
                             depth,
                             factors,
@@ -246,12 +208,12 @@ class Worker {
 
   void soften(int row, int count, const Tile& tile, float (&factors)[kRowLanes]) {
     const ScoreScale scale{call_.scale, call_.soft_cap};
-    if constexpr (!kHasScales) {
+    if constexpr (!PackedTile<Element, Cache>::kHasScales) {
       if (call_.soft_cap == 0.0f && call_.scale > 0.0f) {
         return soften(row, count, tile, FactoredScores{scale.factor()}, factors);
       }
     }
-    soften(row, count, tile, StoredScores<decltype(scales())>{scale, scales()}, factors);
+    soften(row, count, tile, StoredScores<decltype(tile_.scales())>{scale, tile_.scales()}, factors);
   }
 
   // Rows in two passes, so that their chains of sums and powers overlap.
@@ -272,7 +234,7 @@ class Worker {
     }
     for (int i = 0; i < count; ++i) {
       const float sum = seen_by_row(i, [&](auto seen) {
-        return soften_row<Element>(dots_ + i * kTileTokens, seen, scores, scales(), highest[i],
+        return soften_row<Element>(dots_ + i * kTileTokens, seen, scores, tile_.scales(), highest[i],
                                    probabilities_ + i * kTileDepth);
       });
       const RowState row_state = state(states_, row + i);
@@ -286,13 +248,10 @@ class Worker {
   const Item<Cache> item_;
   const WorkItem* next_;
   int num_rows_;
+  PackedTile<Element, Cache> tile_;
   Word* queries_;        // [rows][head_size]
-  Word* keys_;           // [head_size][kTileTokens]
-  Word* values_;         // [kTileTokens][head_size]
   float* dots_;          // [kRows][kTileTokens]
   Word* probabilities_;  // [kRows][kTileTokens]
-  float* key_scales_;    // [kTileTokens], of an 8-bit cache
-  float* value_scales_;
   float* states_;        // of the partition at hand
   float* totals_;
   Lookahead ahead_;

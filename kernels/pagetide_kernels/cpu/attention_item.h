@@ -13,11 +13,22 @@ PAGETIDE_INLINE Range overlap(Range a, Range b) {
 
 PAGETIDE_INLINE Range shifted(Range range, int by) { return {range.begin - by, range.end - by}; }
 
+PAGETIDE_INLINE Range within_block(Range range, int block) {
+  const auto clip = [=](int token) {
+    const int lane = token - block * kBlockTokens;
+    return lane < 0 ? 0 : lane > kLanes ? kLanes : lane;
+  };
+  return {clip(range.begin), clip(range.end)};
+}
+
 // A tile clipped to the steps that an item sees: `tokens` of them from position `base` on matter.
 struct Tile {
   int base;
   int blocks;
   Range tokens;
+
+  // Of its block i.
+  Range seen_of(int i) const { return within_block(shifted(tokens, base), i); }
 };
 
 PAGETIDE_INLINE Tile clipped_tile(int start, Range visible, int step) {

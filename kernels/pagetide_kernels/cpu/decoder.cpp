@@ -19,19 +19,12 @@
 namespace pagetide {
 namespace {
 
-// What a step's layers hand to its attention and back: a row for each token.
-struct Rows {
-  Buffer qkv;       // [T][Hq + 2 Hkv][D]
-  Buffer attended;  // [T][Hq][D]
-};
-
 struct Decoder {
   DecoderShape shape;
   std::vector<DecoderLayer> layers;
   Rows rows;
   Crews crews;
-  std::vector<Buffer> scratch;  // of each thread, for attention
-  std::vector<Buffer> ups;      // of each thread: [P][a piece's columns]
+  std::vector<ThreadMemory> threads;
 
   int widest_window() const {
     int widest = 0;
@@ -60,7 +53,7 @@ class Run {
         plans_(decoder.shape, step, decoder.layers, num_threads_) {
     crews_.set_up(step.num_tokens, num_threads_);
     reserve_rows();
-    reserve_scratch();
+    reserve_threads();
   }
 
   void run() {
@@ -102,14 +95,13 @@ class Run {
     return static_cast<char*>(rows) + element_size_ * token * width;
   }
 
-  void reserve_scratch() {
+  void reserve_threads() {
     const AttentionCall call = attention_call(shape_, step_, decoder_.layers.front());
     const int64_t floats = attention_.scratch_size(call, plans_.queries_per_item());
-    decoder_.scratch.resize(std::max(decoder_.scratch.size(), static_cast<size_t>(num_threads_)));
-    for (Buffer& scratch : decoder_.scratch) scratch.reserve(sizeof(float) * static_cast<size_t>(floats));
-    decoder_.ups.resize(decoder_.scratch.size());
-    for (Buffer& ups : decoder_.ups) {
-      ups.reserve(static_cast<size_t>(element_size_ * crews_.most_tokens() * kUpsWidth));
+    decoder_.threads.resize(std::max(decoder_.threads.size(), static_cast<size_t>(num_threads_)));
+    for (ThreadMemory& memory : decoder_.threads) {
+      memory.attention.reserve(sizeof(float) * static_cast<size_t>(floats));
+      memory.ups.reserve(static_cast<size_t>(element_size_ * crews_.most_tokens() * kUpsWidth));
     }
   }
 
@@ -197,7 +189,7 @@ class Run {
     LinearCall to_gates = product.call(member, size(panel), element_size_);
     to_gates.out_stride = width;
     LinearCall to_ups = to_gates;
-    to_ups.out = decoder_.ups[static_cast<size_t>(member.thread)].get();
+    to_ups.out = decoder_.threads[static_cast<size_t>(member.thread)].ups.get();
     to_ups.out_stride = kUpsWidth;
     sum_inputs(member, to_gates);
     member.crew.shares.work_through(
@@ -254,7 +246,7 @@ class Run {
 
   void take_all(int thread, Queue& queue, const std::vector<WorkItem>& items, const AttentionCall& call,
                 void (*work)(const AttentionCall&, const WorkItem&, const WorkItem*, float*)) const {
-    auto* scratch = decoder_.scratch[static_cast<size_t>(thread)].get<float>();
+    auto* scratch = decoder_.threads[static_cast<size_t>(thread)].attention.get<float>();
     for (size_t i = queue.take(); i < items.size();) {
       const size_t next = queue.take();
       work(call, items[i], next < items.size() ? &items[next] : nullptr, scratch);

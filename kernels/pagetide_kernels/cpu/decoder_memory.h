@@ -30,4 +30,16 @@ class Buffer {
   size_t capacity_ = 0;
 };
 
+// What a step's layers hand to its attention and back: a row for each token.
+struct Rows {
+  Buffer qkv;       // [T][Hq + 2 Hkv][D]
+  Buffer attended;  // [T][Hq][D]
+};
+
+// What a thread works in.
+struct ThreadMemory {
+  Buffer attention;
+  Buffer ups;  // [P][a piece's columns]
+};
+
 }  // namespace pagetide

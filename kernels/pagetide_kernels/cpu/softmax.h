@@ -1,6 +1,7 @@
 // Online softmax, one row at a time (Milakov and Gimelshein 2018; FlashAttention, Dao et al. 2022).
 #pragma once
 
+#include "attention_item.h"
 #include "operands.h"
 
 namespace pagetide::PAGETIDE_ISA {
@@ -56,14 +57,6 @@ struct ScoreScale {
     return tanh(dot * fill(scale / soft_cap)) * fill(soft_cap * kLog2E);
   }
 };
-
-PAGETIDE_INLINE Range within_block(Range range, int block) {
-  const auto clip = [=](int token) {
-    const int lane = token - block * kBlockTokens;
-    return lane < 0 ? 0 : lane > kLanes ? kLanes : lane;
-  };
-  return {clip(range.begin), clip(range.end)};
-}
 
 // A tile's keys and values are what they are.
 struct NoScales {
