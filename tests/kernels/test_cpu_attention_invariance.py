@@ -24,9 +24,10 @@ def isa(request: pytest.FixtureRequest) -> Iterator[str]:
     params=[
         {"heads": 9, "kv_heads": 3, "head_size": 64},
         {"heads": 5, "kv_heads": 5, "head_size": 80, "window": 200},
+        {"heads": 6, "kv_heads": 2, "head_size": 128, "window": 100},
         {"heads": 8, "kv_heads": 1, "head_size": 32, "soft_cap": 4.0},
     ],
-    ids=["plain", "window", "soft_cap"],
+    ids=["plain", "window", "window_of_tiles", "soft_cap"],
 )
 def shape(request: pytest.FixtureRequest) -> dict[str, object]:
     return request.param
