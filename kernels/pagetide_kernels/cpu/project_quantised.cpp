@@ -9,6 +9,10 @@
 #include "linear.h"
 #include "multiply_groups.h"
 
+#if defined(__AMX_BF16__)
+#include "group_tiles.h"
+#endif
+
 namespace pagetide::PAGETIDE_ISA {
 namespace {
 
@@ -27,8 +31,13 @@ class QuantisedProjection {
   using Word = std::conditional_t<std::is_same_v<Element, float>, float, BfloatPair>;
   using Unpacked = UnpackedGroups<Format, Word>;
   static constexpr int kDepth = Unpacked::kDepth;
+#if defined(__AMX_BF16__)
+  static constexpr bool kHasTiles = std::is_same_v<Word, BfloatPair>;
+#else
+  static constexpr bool kHasTiles = false;
+#endif
 #if defined(__AVX512BF16__)
-  static constexpr bool kStreams = std::is_same_v<Word, BfloatPair>;
+  static constexpr bool kStreams = std::is_same_v<Word, BfloatPair> && !kHasTiles;
 #else
   static constexpr bool kStreams = false;
 #endif
@@ -87,10 +96,17 @@ class QuantisedProjection {
       for (int group = 0; group < num_groups_; group += Unpacked::kGroups) {
         const Range chunk = first(Unpacked::kGroups, {group, num_groups_});
         unpack(columns, chunk);
-        multiply(tokens, columns, chunk, unpacked_);
+        multiply_unpacked(tokens, columns, chunk);
       }
     }
     write(tokens, columns);
+  }
+
+  void multiply_unpacked(Range tokens, Range columns, Range groups) {
+#if defined(__AMX_BF16__)
+    if constexpr (kHasTiles) return multiply_by_tiles(tokens, columns, groups);
+#endif
+    multiply(tokens, columns, groups, unpacked_);
   }
 
   void stream(Range tokens, Range columns) {
@@ -110,6 +126,18 @@ class QuantisedProjection {
       }
     }
   }
+
+#if defined(__AMX_BF16__)
+  // A row's sums are the same whatever is beside it, so few rows take tiles too.
+  void multiply_by_tiles(Range tokens, Range columns, Range range) {
+    for (int token = tokens.begin; token < tokens.end;) {
+      const int rows = Cut<Word>::next_rows(tokens.end - token);
+      multiply_group_tiles<Format>(rows, columns.end - columns.begin, unpacked_,
+                                   product(token, sums_[token - tokens.begin], range));
+      token += rows;
+    }
+  }
+#endif
 
   // As even sets of tokens as can be.
   template <class Groups>
