@@ -31,6 +31,9 @@ class Worker {
   static constexpr int kRows = kMaxRows;
   static constexpr bool kReadsKeys = false;
 #endif
+  // Behind the last row, for products that take whole tiles of them. What else there is in scratch memory does
+  // for those that are only read.
+  static constexpr int kSpareRows = Cut<Word>::kDepth > 1 ? kLanes : 0;
   static constexpr int kRowLanes = (kRows + kLanes - 1) / kLanes * kLanes;
   // Tokens whose values are added up before they join the sum: a tile starts and ends with whole ones.
   static constexpr int kStepTokens = std::max(kBlockTokens, Cut<Word>::kDepth * Pack::kPerWord);
@@ -40,7 +43,7 @@ class Worker {
   static int64_t scratch_size(const AttentionCall& call, int num_queries) {
     const int64_t rows = int64_t{num_queries} * call.group();
     return PackedTile<Element, Cache>::num_floats(call.head_size) + 2 * int64_t{kRows} * kTileTokens +
-           rows * (call.head_size + 2 * call.state_size());
+           (rows + kSpareRows) * call.state_size() + rows * (call.head_size + call.state_size());
   }
 
   Worker(const AttentionCall& call, const WorkItem& item, const WorkItem* next, float* scratch)
@@ -56,10 +59,10 @@ class Worker {
       scratch += floats;
       return start;
     };
-    queries_ = reinterpret_cast<Word*>(take(int64_t{num_rows_} * call.head_size));  // not last: see score()
+    queries_ = reinterpret_cast<Word*>(take(int64_t{num_rows_} * call.head_size));  // not last: see kSpareRows
     dots_ = take(int64_t{kRows} * kTileTokens);
     probabilities_ = reinterpret_cast<Word*>(take(int64_t{kRows} * kTileTokens));
-    states_ = take(num_rows_ * call.state_size());
+    states_ = take((num_rows_ + kSpareRows) * call.state_size());
     totals_ = take(num_rows_ * call.state_size());
   }
 
@@ -72,10 +75,9 @@ class Worker {
 #endif
     if (work_.states == nullptr) clear(totals_);
     for (int partition = work_.partitions.begin; partition < work_.partitions.end; ++partition) {
-      if (work_.states != nullptr) states_ = item_.states(partition);
       clear(states_);
       attend_partition(partition);
-      if (work_.states == nullptr) add_to_totals();
+      work_.states == nullptr ? add_to_totals(states_) : leave_states(item_.states(partition));
     }
     if (work_.states == nullptr) write_outputs();
     ahead_.fetch_all();
@@ -84,8 +86,7 @@ class Worker {
   void merge() {
     clear(totals_);
     for (int partition = work_.partitions.begin; partition < work_.partitions.end; ++partition) {
-      states_ = item_.states(partition);
-      add_to_totals();
+      add_to_totals(item_.states(partition));
     }
     write_outputs();
   }
@@ -98,10 +99,14 @@ class Worker {
     for (int row = 0; row < num_rows_; ++row) state(states, row).clear(call_.head_size);
   }
 
-  void add_to_totals() const {
+  void add_to_totals(float* states) const {
     for (int row = 0; row < num_rows_; ++row) {
-      state(totals_, row).merge(state(states_, row), call_.head_size);
+      state(totals_, row).merge(state(states, row), call_.head_size);
     }
+  }
+
+  void leave_states(float* to) const {
+    std::memcpy(to, states_, sizeof(float) * static_cast<size_t>(num_rows_ * call_.state_size()));
   }
 
   void pack_queries() const {
@@ -176,7 +181,7 @@ class Worker {
                           words_per_row(),
                           nullptr,
                           &ahead_};
-    scoring.has_spare_rows = true;  // what else there is in scratch memory
+    scoring.has_spare_rows = true;
     multiply(count, tile.blocks, scoring);
   }
 

@@ -1,7 +1,8 @@
 // The one matrix product of the kernels: c = c * factor + a b, on rows of words.
 //
-// Every element of c is its own chain of sums over the contracted dimension, in order. How many rows
-// and columns are worked on together changes the speed and never a bit of the result.
+// Every element of c is its own chain of sums over the contracted dimension, in order; with tiles.h each link is
+// the sum of a tile's depth. How many rows and columns are worked on together changes the speed and never a bit of
+// the result.
 #pragma once
 
 #include <type_traits>

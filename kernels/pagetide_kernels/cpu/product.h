@@ -40,7 +40,7 @@ struct Product {
   // So many lines of it each time, after so many steps along the depth.
   int fetch_lines = 2;
   int fetch_every = 1;
-  // After the rows of a there is memory that may be read, for as many as tiles.h takes together.
+  // Rows of a and of c that follow, up to a whole tile of tiles.h, may be read, and those of c written.
   bool has_spare_rows = false;
 
   // The rows from `row` on.

@@ -113,7 +113,7 @@ void multiply_tile_columns(int left, const Product<BfloatPair>& p, int second_ro
   TileBlock<kRowTiles, kColumns>{p, second_row}.run(c, column, from_zero);
 }
 
-// At least a tile of rows, at most two: the second tile ends with the last row.
+// At most two tiles of rows, the second of which ends with the last row; the first may hold spare ones.
 template <int kRowTiles, int kAtOnce>
 void multiply_whole_tiles(int rows, int columns, const Product<BfloatPair>& p) {
   if (p.factors != nullptr) {
@@ -147,8 +147,8 @@ class FewRows {
     for (int i = 0; i < p_.depth; i += kMaxDepth) {
       const int depth = std::min(kMaxDepth, p_.depth - i);
       Product<BfloatPair> part = p_;
-      part.a = p_.has_spare_rows ? Matrix<const BfloatPair>{p_.a.data + i, p_.a.stride}
-                                 : copied_inputs(i, depth, column == 0 || p_.depth > kMaxDepth);
+      if (column == 0 || p_.depth > kMaxDepth) copy_inputs(i, depth);
+      part.a = {a_[0], kMaxDepth};
       part.b.data = p_.b.at(i, column);
       part.depth = depth;
       multiply_tile_columns<1, kMaxColumns>(count, part, 0, {sums_[0], kMaxColumns * kLanes}, 0,
@@ -161,11 +161,10 @@ class FewRows {
 
   float* c(int row, int column) const { return p_.c.row(row) + column * kLanes; }
 
-  Matrix<const BfloatPair> copied_inputs(int from, int depth, bool is_new) {
-    for (int r = 0; is_new && r < rows_; ++r) {
+  void copy_inputs(int from, int depth) {
+    for (int r = 0; r < rows_; ++r) {
       std::memcpy(a_[r], p_.a.row(r) + from, sizeof(BfloatPair) * static_cast<size_t>(depth));
     }
-    return {a_[0], kMaxDepth};
   }
 
   int rows_;
@@ -176,8 +175,8 @@ class FewRows {
 
 // rows <= 2 * kTileRows; any number of columns, counted in vectors; the depth whole tiles.
 inline void multiply_tiles(int rows, int columns, const Product<BfloatPair>& p) {
-  if (rows < kTileRows) return FewRows(rows, p).multiply(columns);
-  if (rows == kTileRows) return multiply_whole_tiles<1, 4>(rows, columns, p);
+  if (rows < kTileRows && !p.has_spare_rows) return FewRows(rows, p).multiply(columns);
+  if (rows <= kTileRows) return multiply_whole_tiles<1, 4>(rows, columns, p);
   multiply_whole_tiles<2, 2>(rows, columns, p);
 }
 
