@@ -30,7 +30,11 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "part of a head turned, another activation": (
         "Llama",
-        {"hidden_act": "relu", "rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}, "seed": 1},
+        {
+            "hidden_act": "relu",
+            "rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5},
+            "seed": 1,
+        },
     ),
 }
 
