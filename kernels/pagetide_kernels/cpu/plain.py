@@ -16,6 +16,9 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
 }
 
+_SERIAL_ELEMENTS = 2**15
+"""Up to so many torch takes one thread (at::internal::GRAIN_SIZE)."""
+
 
 def head_norm(heads: Tensor, weight: Tensor | None, epsilon: float) -> Tensor:
     """An RMSNorm of each head of [T, H, D] with its row of `weight` [H, D] float32; None: `heads`."""
@@ -43,7 +46,11 @@ def add_rms_norm(out: Tensor, residual: Tensor, added: Tensor | None, weight: Te
 
 
 def activate_and_multiply(out: Tensor, gate_up: Tensor, activation: str) -> None:
-    torch.mul(ACTIVATIONS[activation](gate_up[:, 0]), gate_up[:, 1], out=out)
+    """A few rows at a time: where torch's threads share elements out, the last of a share get other bits."""
+    num_rows = max(1, _SERIAL_ELEMENTS // max(1, out.shape[1]))
+    for first in range(0, len(out), num_rows):
+        part, pair = out[first : first + num_rows], gate_up[first : first + num_rows]
+        torch.mul(ACTIVATIONS[activation](pair[:, 0]), pair[:, 1], out=part)
 
 
 def move_blocks(to: Tensor, source: Tensor, to_ids: Tensor | None, source_ids: Tensor | None) -> None:
