@@ -170,3 +170,17 @@ def test_an_id_outside_gives_zeros_and_is_never_read():
     with ops.simulated_cuda():
         out = ops.gather_rows(randn(7, 64), torch.tensor([7, -1]))
     assert out.count_nonzero() == 0
+
+
+@pytest.mark.parametrize("num_threads", [2, 3])
+@pytest.mark.parametrize("width", [96, 128, 176])
+def test_a_cpus_threads_change_no_bit_of_an_activation(num_threads, width):
+    before = torch.get_num_threads()
+    gate_up = randn(747, 2, width, dtype=torch.float32)
+    torch.set_num_threads(num_threads)
+    try:
+        together = ops.activate_and_multiply(gate_up, "silu")
+        alone = torch.cat([ops.activate_and_multiply(row, "silu") for row in gate_up.split(1)])
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(together, alone)

@@ -48,7 +48,6 @@ class Worker {
 
   Worker(const AttentionCall& call, const WorkItem& item, const WorkItem* next, float* scratch)
       : call_(call),
-        work_(item),
         item_{call, item},
         next_(next),
         num_rows_(item_.num_rows()),
@@ -73,19 +72,19 @@ class Worker {
       if (reads_keys()) ScoreTiles::pack(queries_, num_rows_, words_per_row(), tile_.keys);
     }
 #endif
-    if (work_.states == nullptr) clear(totals_);
-    for (int partition = work_.partitions.begin; partition < work_.partitions.end; ++partition) {
+    if (item_.work.states == nullptr) clear(totals_);
+    for (int partition = item_.work.partitions.begin; partition < item_.work.partitions.end; ++partition) {
       clear(states_);
       attend_partition(partition);
-      work_.states == nullptr ? add_to_totals(states_) : leave_states(item_.states(partition));
+      item_.work.states == nullptr ? add_to_totals(states_) : leave_states(item_.states(partition));
     }
-    if (work_.states == nullptr) write_outputs();
+    if (item_.work.states == nullptr) write_outputs();
     ahead_.fetch_all();
   }
 
   void merge() {
     clear(totals_);
-    for (int partition = work_.partitions.begin; partition < work_.partitions.end; ++partition) {
+    for (int partition = item_.work.partitions.begin; partition < item_.work.partitions.end; ++partition) {
       add_to_totals(item_.states(partition));
     }
     write_outputs();
@@ -249,7 +248,6 @@ class Worker {
   }
 
   const AttentionCall& call_;
-  const WorkItem& work_;
   const Item<Cache> item_;
   const WorkItem* next_;
   int num_rows_;

@@ -80,12 +80,15 @@ struct Cut<BfloatPair> {
 
 #endif
 
+constexpr int columns_fitting(int sums, int rows) {
+  return sums / rows >= kMaxColumns ? kMaxColumns : sums / rows >= 2 ? 2 : 1;
+}
+
 // The columns that many rows take at once: with many of them, the fewer weights stay in the L1 cache.
 template <class Word>
 constexpr int columns_at_once(int rows) {
   using Of = Cut<Word>;
-  const int fitting = Of::kSums / (rows < Of::kRows ? rows : Of::kRows);
-  return fitting >= kMaxColumns ? kMaxColumns : fitting >= 2 ? 2 : 1;
+  return columns_fitting(Of::kSums, rows < Of::kRows ? rows : Of::kRows);
 }
 
 // Calls multiply_block<kRows, left> if that is less than kColumns.
@@ -103,8 +106,7 @@ void multiply_vectors(int rows, int columns, const Product<Word>& p) {
   if constexpr (kMost > 1) {
     if (rows < kMost) return multiply_vectors<kMost - 1>(rows, columns, p);
   }
-  constexpr int fitting = kMaxSums / kMost;
-  constexpr int kAtOnce = fitting >= kMaxColumns ? kMaxColumns : fitting >= 2 ? 2 : 1;
+  constexpr int kAtOnce = columns_fitting(kMaxSums, kMost);
   for (int column = 0; column < columns; column += kAtOnce) {
     multiply_columns<kMost, kAtOnce>(columns - column, p, column);
   }

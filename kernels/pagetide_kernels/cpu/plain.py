@@ -16,8 +16,8 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
 }
 
-_SERIAL_ELEMENTS = 2**15
-"""Up to so many torch takes one thread (at::internal::GRAIN_SIZE)."""
+_SERIAL_ELEMENTS = 2**15 - 1
+"""More than these torch shares out to threads (at::internal::GRAIN_SIZE)."""
 
 
 def head_norm(heads: Tensor, weight: Tensor | None, epsilon: float) -> Tensor:

@@ -14,7 +14,7 @@ _CANDIDATES = (128, 1024)
 """Filters look at so many most likely tokens first; only rows that need more are sorted whole."""
 
 _GROUP = 64
-"""Tokens that are looked at as one first: by their largest logit, or by the sum of their masses."""
+"""Tokens that are looked at as one first, by the sum of their masses."""
 
 
 def penalise(
