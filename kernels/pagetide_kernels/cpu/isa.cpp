@@ -1,5 +1,7 @@
 #include "isa.h"
 
+#include <unistd.h>
+
 #include <atomic>
 #include <initializer_list>
 
@@ -8,7 +10,6 @@
 #if defined(__x86_64__)
 #include <immintrin.h>
 #include <sys/syscall.h>
-#include <unistd.h>
 #endif
 
 namespace pagetide {
@@ -72,7 +73,18 @@ Isa best_isa() {
 
 std::atomic<Isa> isa_in_use{best_isa()};
 
+// 0 or less: the system doesn't say.
+long l1_bytes() {
+#if defined(_SC_LEVEL1_DCACHE_SIZE)
+  return sysconf(_SC_LEVEL1_DCACHE_SIZE);
+#else
+  return 0;
+#endif
+}
+
 }  // namespace
+
+const bool kHasRoomInL1 = l1_bytes() > 32 << 10;
 
 Isa current_isa() { return isa_in_use.load(std::memory_order_relaxed); }
 

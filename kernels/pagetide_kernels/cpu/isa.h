@@ -7,6 +7,9 @@ enum class Isa : int { plain = 0, avx2 = 1, avx512 = 2, amx = 3 };
 
 Isa current_isa();
 
+// A core's L1 data cache has more than 32 KiB: room for what is fetched ahead beside what is at hand.
+extern const bool kHasRoomInL1;
+
 // Kernels run on a thread while one of these is alive on it: AMX wants its tiles laid out, and let go of. The
 // instruction set is not changed meanwhile.
 class ThreadSetup {

@@ -5,16 +5,12 @@
 #pragma once
 
 #include "elements.h"
+#include "isa.h"
 
 namespace pagetide::PAGETIDE_ISA {
 
 class Lookahead {
  public:
-#if defined(__AMX_BF16__)
-  static constexpr int kIntoCache = 2;  // L2: what tiles read would not stay in L1
-#else
-  static constexpr int kIntoCache = 3;  // L1
-#endif
   static constexpr int kMaxPieces = 2 * kTileTokens / kBlockTokens;
 
   // What to fetch next. A loop keeps its own copy in registers, and hands it back.
@@ -41,7 +37,7 @@ class Lookahead {
 
   PAGETIDE_INLINE void fetch(int lines, Place& from) {
     for (; lines > 0 && from.line != nullptr; --lines) {
-      __builtin_prefetch(from.line, 0, kIntoCache);
+      prefetch(from.line);
       from.line += 64;
       if (from.line == from.piece_end) start_piece(from);
     }
@@ -50,6 +46,16 @@ class Lookahead {
   Place place;
 
  private:
+  // With AMX into L2: what tiles read would not stay in L1.
+  static PAGETIDE_INLINE void prefetch(const char* line) {
+#if defined(__AMX_BF16__)
+    constexpr bool kIntoL1 = false;
+#else
+    const bool kIntoL1 = kHasRoomInL1;
+#endif
+    kIntoL1 ? __builtin_prefetch(line, 0, 3) : __builtin_prefetch(line, 0, 2);
+  }
+
   PAGETIDE_INLINE void start_piece(Place& at) {
     at.line = next_ < num_pieces_ ? pieces_[next_++] : nullptr;
     at.piece_end = at.line + piece_bytes_;
