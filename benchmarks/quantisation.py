@@ -102,7 +102,7 @@ def measure_speeds(rounds: int) -> dict[str, Speeds]:
 def linears(model: Decoder) -> list[object]:
     in_layers = [
         linear
-        for layer in model.layers
+        for layer in model.body.layers
         for linear in (layer.attention.qkv, layer.attention.out, layer.ffn.gate_up, layer.ffn.down)
     ]
     return [*in_layers, model.head.linear]

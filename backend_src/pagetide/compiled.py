@@ -18,20 +18,18 @@ from pagetide.layers import (
     Norm,
     PackedLinear,
     RMSNorm,
-    Rotation,
+    Rotary,
 )
-from pagetide.model import DecoderLayer, LayerByLayer, Stack
+from pagetide.model import Body, DecoderLayer, LayerByLayer, Stack
 from pagetide_kernels import decoder as kernels
 
 _SWITCH = "PAGETIDE_CPU_STEP"
 
 
-def stack_for(
-    layers: tuple[DecoderLayer, ...], family: Family, dtype: torch.dtype, device: torch.device
-) -> Stack:
-    """The fastest stack of `layers`, which are one rank's and `family` with them."""
+def stack_for(body: Body, family: Family, dtype: torch.dtype, device: torch.device) -> Stack:
+    """The fastest stack of a body, which is one rank's and `family` with it."""
     if device.type != "cpu" or os.environ.get(_SWITCH) == "torch" or not kernels.is_fast():
-        return LayerByLayer(layers)
+        return LayerByLayer(body)
     sizes = kernels.Sizes(
         family.hidden_size,
         family.intermediate_size,
@@ -39,28 +37,29 @@ def stack_for(
         family.num_kv_heads,
         family.head_dim,
     )
-    if sizes.problem or not all(map(_is_describable, layers)):
-        return LayerByLayer(layers)
-    return CompiledStack(layers, sizes, dtype)
+    if sizes.problem or not all(map(_is_describable, body.layers)):
+        return LayerByLayer(body)
+    return CompiledStack(body, sizes, dtype)
 
 
 class CompiledStack:
     """A stack without Python between its layers. Shares their weights, and changes hidden states in place."""
 
-    def __init__(self, layers: tuple[DecoderLayer, ...], sizes: kernels.Sizes, dtype: torch.dtype) -> None:
-        self._step = kernels.DecoderStep([_described(layer) for layer in layers], sizes, dtype)
+    def __init__(self, body: Body, sizes: kernels.Sizes, dtype: torch.dtype) -> None:
+        layers = [_described(layer) for layer in body.layers]
+        ropes = [_rope(rotary) for rotary in body.rotaries]
+        self._step = kernels.DecoderStep(layers, ropes, _norm(body.norm), sizes, dtype)
 
     def __call__(
         self,
         hidden: torch.Tensor,
-        rotations: Sequence[Rotation],
+        positions: torch.Tensor,
         kv_caches: Sequence[torch.Tensor],
         batch: AttentionBatch,
         wanted: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        turns = [(rotation.cos, rotation.sin) for rotation in rotations]
         tables = (batch.block_table, batch.query_starts, batch.kv_lens, batch.slots)
-        return self._step.run(hidden, turns, kv_caches, *tables, wanted)
+        return self._step.run(hidden, positions, kv_caches, *tables, wanted)
 
 
 def _is_describable(layer: DecoderLayer) -> bool:
@@ -94,6 +93,10 @@ def _described(layer: DecoderLayer) -> kernels.Layer:
 def _projection(linear: Layer) -> kernels.Projection:
     assert isinstance(linear, PackedLinear)
     return kernels.Projection(linear.packed, linear.bias)
+
+
+def _rope(rotary: Rotary) -> kernels.Rope:
+    return kernels.Rope(rotary.frequencies, rotary.amplitude)
 
 
 def _norm(norm: Norm) -> kernels.Norm | None:

@@ -161,16 +161,21 @@ NO_NORM = NoNorm()
 
 
 class Rotary:
-    """Turns positions into the angles of a step; once, for every layer that shares it."""
+    """Turns positions into the angles of a step; once, for every layer that shares it.
+
+    `frequencies` [rotary_dim / 2] float32 are radians a position, `amplitude` is that of cos and sin.
+    """
 
     def __init__(self, rope: Rope, device: torch.device) -> None:
-        self._frequencies = frequencies(rope).repeat(2).to(device)
+        self.frequencies = frequencies(rope).to(device)
+        self.amplitude = rope.amplitude
+        self._twice = self.frequencies.repeat(2)
         self._cos_scale = torch.tensor(rope.amplitude, device=device)
         half = rope.rotary_dim // 2
         self._sin_scale = torch.tensor([-rope.amplitude] * half + [rope.amplitude] * half, device=device)
 
     def __call__(self, positions: torch.Tensor) -> Rotation:
-        angles = (positions[:, None] * self._frequencies)[:, None]
+        angles = (positions[:, None] * self._twice)[:, None]
         return Rotation(angles.cos() * self._cos_scale, angles.sin() * self._sin_scale)
 
 

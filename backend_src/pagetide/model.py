@@ -46,16 +46,26 @@ class DecoderLayer:
         return self.ffn_out(self.ffn(normed))
 
 
-class Stack(Protocol):
-    """Takes hidden states [T, hidden] through all layers; it may change them in place.
+@dataclass(frozen=True, slots=True)
+class Body:
+    """What lies between the embedding and the head."""
 
-    Returns [T, hidden], or [W, hidden] of the tokens `wanted` [W] int64, which rise.
+    rotaries: tuple[Rotary, ...]
+    layers: tuple[DecoderLayer, ...]
+    norm: Norm
+
+
+class Stack(Protocol):
+    """Takes hidden states [T, hidden] of tokens at `positions` [T] int64 through a body.
+
+    It may change them in place. Returns the states, [T, hidden], or [W, hidden] of the tokens `wanted` [W]
+    int64, which rise.
     """
 
     def __call__(
         self,
         hidden: torch.Tensor,
-        rotations: Sequence[Rotation],
+        positions: torch.Tensor,
         kv_caches: Sequence[torch.Tensor],
         batch: AttentionBatch,
         wanted: torch.Tensor | None = None,
@@ -66,28 +76,31 @@ class Stack(Protocol):
 class LayerByLayer:
     """The stack as it reads, on any device; what other stacks are held to."""
 
-    layers: tuple[DecoderLayer, ...]
+    body: Body
 
     def __call__(
         self,
         hidden: torch.Tensor,
-        rotations: Sequence[Rotation],
+        positions: torch.Tensor,
         kv_caches: Sequence[torch.Tensor],
         batch: AttentionBatch,
         wanted: torch.Tensor | None = None,
     ) -> torch.Tensor:
+        rotations = [rotary(positions) for rotary in self.body.rotaries]
         change = None
-        for layer, kv_cache in zip(self.layers, kv_caches, strict=True):
+        for layer, kv_cache in zip(self.body.layers, kv_caches, strict=True):
             change = layer(hidden, change, rotations[layer.rope], kv_cache, batch)
         hidden = hidden if change is None else hidden.add_(change)
-        if wanted is None:
-            return hidden
-        return ops.gather_rows(hidden, wanted) if len(wanted) else hidden[:0]
+        if wanted is not None:
+            if not len(wanted):
+                return hidden[:0]
+            hidden = ops.gather_rows(hidden, wanted)
+        return self.body.norm(hidden)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Decoder:
-    """A loaded model, ready to run. `stack` runs `layers`.
+    """A loaded model, ready to run. `stack` runs `body`.
 
     `content_id` names its weights and how KV is kept: with equal ids, equal tokens have equal KV.
     `kv_dtype` is what the KV cache holds: `dtype`, or float8_e4m3fn, or int8.
@@ -99,10 +112,8 @@ class Decoder:
     kv_dtype: torch.dtype
     device: torch.device
     embedding: Embedding
-    rotaries: tuple[Rotary, ...]
-    layers: tuple[DecoderLayer, ...]
+    body: Body
     stack: Stack
-    norm: Norm
     head: Head
 
     @torch.inference_mode()
@@ -114,19 +125,18 @@ class Decoder:
         batch: AttentionBatch,
         wanted: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Runs T tokens and returns what the last layer makes of them, [T, hidden] in the decoder's dtype, or
+        """Runs T tokens and returns what the last norm makes of them, [T, hidden] in the decoder's dtype, or
         [W, hidden] of the tokens `wanted` [W] int64 alone, which rise.
 
         `token_ids` and `positions` are [T] int64; `kv_caches` holds one a layer, of `kv_dtype` and of
         `ops.kv_cache_shape`, which receives the tokens' keys and values at `batch.slots`.
         """
-        rotations = [rotary(positions) for rotary in self.rotaries]
-        return self.stack(self.embedding(token_ids), rotations, kv_caches, batch, wanted)
+        return self.stack(self.embedding(token_ids), positions, kv_caches, batch, wanted)
 
     @torch.inference_mode()
     def score(self, states: torch.Tensor) -> torch.Tensor:
         """The float32 logits [S, V] after the tokens of `states` [S, hidden], a row of `states()` each."""
-        return self.head(self.norm(states))
+        return self.head(states)
 
     def forward(
         self,

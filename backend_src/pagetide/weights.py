@@ -33,7 +33,7 @@ from pagetide.layers import (
     Table,
     linear_for,
 )
-from pagetide.model import Decoder, DecoderLayer
+from pagetide.model import Body, Decoder, DecoderLayer
 from pagetide.quantisation import BITS, HEAD_BITS, joined
 from pagetide_kernels.ops import QuantisedWeight, quantise
 from pagetide_kernels.signatures import GROUP
@@ -147,7 +147,11 @@ class _Loader:
 
     def decoder(self) -> Decoder:
         family = self._family
-        layers = tuple(self._layer(i) for i in range(family.num_layers))
+        body = Body(
+            rotaries=tuple(Rotary(rope, self._device) for rope in family.ropes),
+            layers=tuple(self._layer(i) for i in range(family.num_layers)),
+            norm=self._norm("model.norm"),
+        )
         rows, head = self._embedding_and_head()
         return Decoder(
             config=family,
@@ -156,10 +160,8 @@ class _Loader:
             kv_dtype=self._dtype,
             device=self._device,
             embedding=Embedding(rows, family.embedding_scale),
-            rotaries=tuple(Rotary(rope, self._device) for rope in family.ropes),
-            layers=layers,
-            stack=stack_for(layers, family, self._dtype, self._device),
-            norm=self._norm("model.norm"),
+            body=body,
+            stack=stack_for(body, family, self._dtype, self._device),
             head=Head(head, family.logit_soft_cap),
         )
 

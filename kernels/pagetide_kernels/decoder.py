@@ -1,4 +1,4 @@
-"""All layers of a decoder as one call: no Python and one parallel region between the first norm and the last.
+"""All layers of a decoder as one call, with the angles before and the norm after them: no Python in between.
 
 The parts are described by tensors, checked once, and held by the decoder; each step is checked at this
 boundary as in `pagetide_kernels.ops`. Runs on the CPU.
@@ -7,6 +7,7 @@ boundary as in `pagetide_kernels.ops`. Runs on the CPU.
 from __future__ import annotations
 
 import ctypes
+import operator
 from collections.abc import Sequence
 from dataclasses import fields, replace
 
@@ -21,16 +22,20 @@ from pagetide_kernels.decoder_parts import (
     Layer,
     Norm,
     Projection,
+    Rope,
     Sizes,
+    check_ends,
     check_layer,
     check_tensor,
     expect,
     flat_layer,
+    flat_norm,
+    flat_rope,
 )
 from pagetide_kernels.ops import kv_cache_shape
 from pagetide_kernels.signatures import BLOCK_SIZE
 
-__all__ = ["MAX_HEAD_DIM", "DecoderStep", "Layer", "Norm", "Projection", "Sizes", "is_fast"]
+__all__ = ["MAX_HEAD_DIM", "DecoderStep", "Layer", "Norm", "Projection", "Rope", "Sizes", "is_fast"]
 
 _ELEMENTS = (torch.bfloat16, torch.float32)
 _ROWS = Layout.ROWS
@@ -39,6 +44,7 @@ _STEP = Signature(
     "decoder",
     tensors=(
         TensorParam("hidden", ("T", "H"), "element", align=16),
+        TensorParam("positions", ("T",), torch.int64),
         TensorParam(
             "kv_caches[0]", ("N", 2, "Hkv", BLOCK_SIZE, "D"), "element", layout=Layout.ROWS, align=16
         ),
@@ -51,7 +57,8 @@ _STEP = Signature(
 )
 
 _INT8_CACHE = TensorParam("kv_caches[0]", ("N", 2, "Hkv", "tile"), torch.int8, layout=_ROWS, align=64)
-_INT8_STEP = replace(_STEP, tensors=(_STEP.tensors[0], _INT8_CACHE, *_STEP.tensors[2:]))
+_INT8_STEP = replace(_STEP, tensors=(*_STEP.tensors[:2], _INT8_CACHE, *_STEP.tensors[3:]))
+_NUM_TENSORS = len(_STEP.tensors)
 
 
 def is_fast() -> bool:
@@ -62,27 +69,39 @@ def is_fast() -> bool:
 class DecoderStep:
     """A decoder's layers, ready to run.
 
-    `dtype` is the weights' and the hidden states', bfloat16 or float32. Holds the tensors of `layers` and the
-    memory it works in, which grows to what the largest step needs. Not for concurrent calls.
+    `dtype` is the weights' and the hidden states', bfloat16 or float32. `norm` comes after the last layer.
+    Holds the tensors of its parts, the caches it ran with last, and the memory it works in, which grows to
+    what the largest step needs. Not for concurrent calls.
 
     Raises:
         ArgumentError: names the part that does not fit, what it is and what was expected.
     """
 
-    def __init__(self, layers: Sequence[Layer], sizes: Sizes, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        layers: Sequence[Layer],
+        ropes: Sequence[Rope],
+        norm: Norm | None,
+        sizes: Sizes,
+        dtype: torch.dtype,
+    ) -> None:
         if sizes.problem:
             raise ArgumentError(f"decoder: {sizes.problem}")
         for i, layer in enumerate(layers):
             check_layer(f"decoder: layer {i}", layer, sizes, dtype)
-        self._layers, self._sizes, self._dtype = tuple(layers), sizes, dtype
-        self._num_ropes = 1 + max(layer.rope for layer in layers)
-        shape = compiled.Shape(len(self._layers), *(getattr(sizes, part.name) for part in fields(sizes)))
-        self._handle = compiled.Handle(shape, [flat_layer(layer) for layer in layers], dtype)
+        check_ends(layers, ropes, norm, sizes)
+        self._parts = (tuple(layers), tuple(ropes), norm)
+        self._sizes, self._dtype, self._num_layers = sizes, dtype, len(layers)
+        self._caches: tuple[Tensor, ...] = ()
+        self._cache_pointers = (ctypes.c_void_p * 0)()
+        shape = compiled.Shape(self._num_layers, *(getattr(sizes, part.name) for part in fields(sizes)))
+        flat = [flat_layer(layer) for layer in layers], [flat_rope(rope) for rope in ropes], flat_norm(norm)
+        self._handle = compiled.Handle(shape, *flat, dtype)
 
     def run(
         self,
         hidden: Tensor,
-        rotations: Sequence[tuple[Tensor, Tensor]],
+        positions: Tensor,
         kv_caches: Sequence[Tensor],
         block_table: Tensor,
         query_starts: Tensor,
@@ -96,7 +115,7 @@ class DecoderStep:
 
         Args:
             hidden: [T, H], changed in place.
-            rotations: for each rope, cos and sin [T, 1, rotary_dim] float32, sin negated in its first half.
+            positions: [T] int64.
             kv_caches: a layer's [N, 2, Hkv, 16, D] each, of one shape and one stride; or of int8, see
                 `ops.kv_cache_shape`.
             block_table, query_starts, kv_lens, slots: as in `ops.paged_attention` and `ops.write_kv`; kv_lens
@@ -105,65 +124,53 @@ class DecoderStep:
                 computes keys and values for the others, and no more.
 
         Returns:
-            [T, H], or [W, H]: the first rows of `hidden`; the others are left as anything.
+            [T, H], or [W, H], normed: the first rows of `hidden`; the others are left as anything.
 
         Raises:
             ArgumentError: an argument of the wrong kind, or indices that point outside the cache.
         """
-        self._check_step(hidden, rotations, kv_caches)
+        self._check_hidden(hidden)
+        self._know_caches(kv_caches)
         if wanted is not None:
             check_tensor("decoder: wanted", wanted, (len(wanted),), torch.int64)
+        is_int8 = kv_caches[0].dtype == torch.int8
         tables = (block_table, query_starts, kv_lens, slots)
-        has_int8_caches = kv_caches[0].dtype == torch.int8
-        signature = _INT8_STEP if has_int8_caches else _STEP
-        sizes = signature.bind((hidden, kv_caches[0], *tables)).form.sizes
+        bound = (_INT8_STEP if is_int8 else _STEP).bind((hidden, positions, kv_caches[0], *tables))
+        pointers, strides, sizes = bound.args[:_NUM_TENSORS], bound.args[_NUM_TENSORS:], bound.form.sizes
         self._handle.run(
             compiled.Step(
-                hidden.data_ptr(),
-                (compiled.Rotation * len(rotations))(*(_flat_rotation(*rotation) for rotation in rotations)),
-                (ctypes.c_void_p * len(kv_caches))(*(cache.data_ptr() for cache in kv_caches)),
-                *(table.data_ptr() for table in tables),
+                *pointers[:2],
+                self._cache_pointers,
+                *pointers[3:],
                 None if wanted is None else wanted.data_ptr(),
-                kv_caches[0].stride(0),
-                block_table.stride(0),
+                *strides,
                 *(sizes[name] for name in ("T", "B", "M", "N")),
                 compiled.ALL_WANTED if wanted is None else len(wanted),
                 torch.get_num_threads(),  # OpenMP's own number is each thread's, and not yet set in a new one
-                has_int8_caches,
+                is_int8,
             )
         )
         return hidden if wanted is None else hidden[: len(wanted)]
 
-    def _check_step(
-        self, hidden: Tensor, rotations: Sequence[tuple[Tensor, Tensor]], kv_caches: Sequence[Tensor]
-    ) -> None:
-        sizes = self._sizes
-        expect("decoder: hidden is of shape", list(hidden.shape), [len(hidden), sizes.hidden_size])
+    def _check_hidden(self, hidden: Tensor) -> None:
+        expect("decoder: hidden is of shape", list(hidden.shape), [len(hidden), self._sizes.hidden_size])
         expect("decoder: hidden is of dtype", hidden.dtype, self._dtype)
-        expect("decoder: the number of kv_caches is", len(kv_caches), len(self._layers))
-        like = _form(kv_caches[0])
+
+    def _know_caches(self, kv_caches: Sequence[Tensor]) -> None:
+        """A runner has the same in every step: they are looked at once."""
+        known = self._caches
+        if len(kv_caches) == len(known) and all(map(operator.is_, kv_caches, known)):
+            return
+        sizes, like = self._sizes, _form(kv_caches[0])
+        expect("decoder: the number of kv_caches is", len(kv_caches), self._num_layers)
         shape = kv_cache_shape(0, sizes.num_kv_heads, sizes.head_dim, kv_caches[0].dtype)
         expect("decoder: kv_caches[0] is of shape [N] +", list(kv_caches[0].shape[1:]), list(shape[1:]))
         for i, cache in enumerate(kv_caches):
             if _form(cache) != like:
                 expect(f"decoder: kv_caches[{i}] has shape, strides, dtype, device", _form(cache), like)
-        if len(rotations) < self._num_ropes:
-            expect("decoder: the number of rotations is", len(rotations), self._num_ropes)
-        for i, rotation in enumerate(rotations):
-            _check_rotation(f"decoder: rotations[{i}]", rotation, len(hidden), sizes.head_dim)
+        self._caches = tuple(kv_caches)
+        self._cache_pointers = (ctypes.c_void_p * len(kv_caches))(*(each.data_ptr() for each in kv_caches))
 
 
 def _form(tensor: Tensor) -> tuple[object, ...]:
     return tensor.shape, tensor.stride(), tensor.dtype, tensor.device
-
-
-def _check_rotation(name: str, rotation: tuple[Tensor, Tensor], num_tokens: int, head_dim: int) -> None:
-    rotary_dim = rotation[0].shape[-1]
-    if rotary_dim > head_dim or rotary_dim % 2:
-        expect(f"{name} turns dimensions", rotary_dim, f"an even number up to {head_dim}")
-    for part, tensor in zip(("cos", "sin"), rotation, strict=True):
-        check_tensor(f"{name} {part}", tensor, (num_tokens, 1, rotary_dim), torch.float32)
-
-
-def _flat_rotation(cos: Tensor, sin: Tensor) -> compiled.Rotation:
-    return compiled.Rotation(cos.data_ptr(), sin.data_ptr(), cos.shape[-1])

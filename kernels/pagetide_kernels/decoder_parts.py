@@ -29,6 +29,21 @@ class Norm:
 
 
 @dataclass(frozen=True, slots=True)
+class Rope:
+    """A rotary embedding: position p turns pair i by p * `frequencies` [rotary_dim / 2] float32 radians.
+
+    `amplitude` is that of cos and sin.
+    """
+
+    frequencies: Tensor
+    amplitude: float = 1.0
+
+    @property
+    def rotary_dim(self) -> int:
+        return 2 * len(self.frequencies)
+
+
+@dataclass(frozen=True, slots=True)
 class Projection:
     """A linear layer over packed weights; `bias` [num_outputs] of their dtype."""
 
@@ -41,7 +56,7 @@ class Layer:
     """One residual layer: attention, then a gated feed-forward, each between optional norms.
 
     `qkv` gives queries, keys and values side by side, `gate_up` the gate before the other half. `rope` is an
-    index into a step's rotations; `window`, `scale` and `soft_cap` are as in `ops.paged_attention`;
+    index into the decoder's ropes; `window`, `scale` and `soft_cap` are as in `ops.paged_attention`;
     `activation` one of ACTIVATIONS.
     """
 
@@ -114,6 +129,20 @@ def check_layer(name: str, layer: Layer, sizes: Sizes, dtype: torch.dtype) -> No
         expect(f"{name} activation is", layer.activation, f"one of {', '.join(ACTIVATIONS)}")
 
 
+def check_ends(layers: Sequence[Layer], ropes: Sequence[Rope], norm: Norm | None, sizes: Sizes) -> None:
+    """What stands before the first layer and after the last."""
+    num_ropes = 1 + max(layer.rope for layer in layers)
+    if len(ropes) < num_ropes:
+        expect("decoder: the number of ropes is", len(ropes), num_ropes)
+    for i, rope in enumerate(ropes):
+        half = len(rope.frequencies)
+        check_tensor(f"decoder: ropes[{i}] frequencies", rope.frequencies, (half,), torch.float32)
+        if rope.rotary_dim > sizes.head_dim:
+            expect(f"decoder: ropes[{i}] turns dimensions", rope.rotary_dim, f"at most {sizes.head_dim}")
+    if norm is not None:
+        check_tensor("decoder: norm weight", norm.weight, (sizes.hidden_size,), torch.float32)
+
+
 def _check_projection(
     name: str, projection: Projection, num_outputs: int, num_inputs: int, dtype: torch.dtype
 ) -> None:
@@ -139,7 +168,7 @@ def _check_codes(name: str, weight: PackedCodes, columns: int, dtype: torch.dtyp
 def flat_layer(layer: Layer) -> compiled.Layer:
     return compiled.Layer(
         *(
-            _flat_norm(getattr(layer, name))
+            flat_norm(getattr(layer, name))
             for name in ("attn_in", "attn_out", "ffn_in", "ffn_out", "qk_norm")
         ),
         *(_flat_linear(getattr(layer, name)) for name in ("qkv", "out", "gate_up", "down")),
@@ -151,8 +180,12 @@ def flat_layer(layer: Layer) -> compiled.Layer:
     )
 
 
-def _flat_norm(norm: Norm | None) -> compiled.Norm:
+def flat_norm(norm: Norm | None) -> compiled.Norm:
     return compiled.Norm() if norm is None else compiled.Norm(norm.weight.data_ptr(), norm.eps)
+
+
+def flat_rope(rope: Rope) -> compiled.Rope:
+    return compiled.Rope(rope.frequencies.data_ptr(), rope.rotary_dim, rope.amplitude)
 
 
 def _flat_linear(projection: Projection) -> compiled.Linear:

@@ -26,9 +26,13 @@ class PackedLinear:
         return self.data.nbytes
 
     def rows(self, ids: Tensor) -> Tensor:
-        """Rows of the weight, [S, num_inputs] for ids [S] int64: an embedding that is tied to the head."""
+        """Rows of the weight, [S, num_inputs] for ids [S] int64: an embedding that is tied to the head.
+
+        Raises:
+            ArgumentError: an argument of the wrong kind, or an id outside the weight.
+        """
         if self.data.device.type == "cpu":
-            return cpu.unpacked_rows(self.data, ids)
+            return cpu.unpacked_rows(self.data, self.num_outputs, ids)
         return gather_rows(self.data, ids)
 
 

@@ -228,6 +228,20 @@ LINEAR_WIDENED = replace(
 )
 """A CPU's own: what `linear` gives, as float32."""
 
+UNPACK_ROWS = Signature(
+    "unpack_rows",
+    tensors=(
+        TensorParam("out", ("S", "K"), "element", layout=_ROWS, align=4, output=True),
+        TensorParam("weight", ("C", "K", LANES), "element"),
+        TensorParam("ids", ("S",), torch.int64),
+    ),
+    dims=("S", "K", "C"),
+    scalars=(ScalarParam("num_rows", "i32"),),
+    dtypes=_ELEMENT,
+    multiples={"K": 2},
+)
+"""A CPU's own: rows of a packed weight as they were."""
+
 QUANTISED_LINEAR = Signature(
     "quantised_linear",
     tensors=(

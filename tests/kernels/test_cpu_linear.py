@@ -95,6 +95,13 @@ def test_rows_come_out_of_a_packed_weight_as_they_went_in(dtype, num_outputs, nu
     assert torch.equal(ops.pack_linear(weight).rows(ids), weight[ids])
 
 
+@pytest.mark.parametrize("outside", [-1, 17])
+def test_a_row_that_is_not_there_is_named(outside):
+    packed = ops.pack_linear(torch.zeros(17, 32))
+    with pytest.raises(ArgumentError, match=rf"unpack_rows: ids\[1\] is {outside}; expected 0 to 16"):
+        packed.rows(torch.tensor([3, outside]))
+
+
 @pytest.mark.parametrize("weight", [torch.zeros(4, 4).half(), torch.zeros(4), torch.zeros(4, 3)])
 def test_a_weight_that_cannot_be_packed_is_named(weight):
     with pytest.raises(

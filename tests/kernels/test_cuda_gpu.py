@@ -218,7 +218,7 @@ def test_a_whole_forward_is_captured_and_replayed(tmp_path):
     pytest.importorskip("transformers")
     path = make_checkpoint(tmp_path, hidden_size=256, num_attention_heads=4, num_key_value_heads=2)
     decoder = weights.load(path, dtype=torch.bfloat16, device=DEVICE)
-    caches = [torch.zeros(4, 2, 2, 16, 64, device=DEVICE).bfloat16() for _ in decoder.layers]
+    caches = [torch.zeros(4, 2, 2, 16, 64, device=DEVICE).bfloat16() for _ in decoder.body.layers]
     ids, positions = (torch.zeros(1, dtype=torch.int64, device=DEVICE) for _ in range(2))
     slots, rows = torch.zeros_like(ids), torch.zeros_like(ids)
     starts, lens = (torch.tensor(v, dtype=torch.int32, device=DEVICE) for v in ([0, 1], [1]))

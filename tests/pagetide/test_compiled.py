@@ -13,7 +13,7 @@ from tiny_checkpoints import VOCAB_SIZE, make_checkpoint
 
 from pagetide import weights
 from pagetide.compiled import CompiledStack
-from pagetide.layers import AttentionBatch, Linear, Rotation
+from pagetide.layers import AttentionBatch, Linear
 from pagetide.model import Decoder, LayerByLayer
 from pagetide_kernels import cpu, decoder, ops
 from pagetide_kernels.binding import ArgumentError
@@ -61,7 +61,7 @@ def test_the_compiled_stack_gives_the_logits_of_the_layers(
 ) -> None:
     family, config = MODELS[name]
     compiled = load(make_checkpoint(tmp_path, family, **config), dtype)
-    plain = replace(compiled, stack=LayerByLayer(compiled.layers))
+    plain = replace(compiled, stack=LayerByLayer(compiled.body))
     tokens = random_tokens(300, VOCAB_SIZE)
     assert relative_error(logits_of(compiled, tokens), logits_of(plain, tokens)) < TOLERANCES[dtype]
 
@@ -76,10 +76,10 @@ def test_threads_chunks_and_neighbours_change_no_bit(
 
 
 @needs_avx512
-@pytest.mark.parametrize("isa", cpu.ISAS)
+@pytest.mark.parametrize("isa", cpu.supported_isas())
 def test_every_instruction_set_gives_the_same_logits(tiny_llama: Path, isa: str) -> None:
     model, tokens = load(tiny_llama), random_tokens(90, VOCAB_SIZE)
-    want = logits_of(replace(model, stack=LayerByLayer(model.layers)), tokens)
+    want = logits_of(replace(model, stack=LayerByLayer(model.body)), tokens)
     with cpu.use_isa(isa):
         assert relative_error(logits_of(model, tokens), want) < TOLERANCES[torch.float32]
 
@@ -92,7 +92,7 @@ def test_a_token_without_a_place_is_computed_and_not_stored(tiny_llama: Path) ->
     before = [cache.clone() for cache in run.kv_caches]
     hidden = torch.ones(1, model.config.hidden_size)
     batch = one_token_batch(run, slot=-1)
-    model.stack(hidden, rotations(model, 1), run.kv_caches, batch)
+    model.stack(hidden, torch.arange(1), run.kv_caches, batch)
     for cache, was in zip(run.kv_caches, before, strict=True):
         torch.testing.assert_close(cache, was, rtol=0, atol=0, equal_nan=True)
 
@@ -107,16 +107,12 @@ def one_token_batch(run: PagedRun, slot: int) -> AttentionBatch:
     )
 
 
-def rotations(model: Decoder, num_tokens: int) -> list[Rotation]:
-    return [rotary(torch.arange(num_tokens)) for rotary in model.rotaries]
-
-
 @needs_avx512
 def test_wrong_places_and_arguments_are_named(tiny_llama: Path) -> None:
     model = load(tiny_llama)
     run = PagedRun(model, 1, 20)
     run.step({0: random_tokens(20, VOCAB_SIZE)})
-    hidden, turns = torch.ones(1, model.config.hidden_size), rotations(model, 1)
+    hidden = torch.ones(1, model.config.hidden_size)
     good, num_blocks = one_token_batch(run, slot=0), len(run.kv_caches[0])
 
     def fails(
@@ -126,7 +122,7 @@ def test_wrong_places_and_arguments_are_named(tiny_llama: Path) -> None:
         x: torch.Tensor = hidden,
     ) -> None:
         with pytest.raises(ArgumentError, match=message):
-            model.stack(x, turns, caches, batch)
+            model.stack(x, torch.arange(1), caches, batch)
 
     fails(r"decoder: slots\[0\] is \d+; expected less than", one_token_batch(run, slot=16 * num_blocks))
     outside = replace(good, block_table=torch.full_like(good.block_table, num_blocks))
@@ -178,9 +174,9 @@ def test_a_part_that_does_not_fit_is_named() -> None:
         qkv=decoder.Projection(weight), out=wrong, gate_up=wrong, down=wrong, scale=1.0, activation="silu"
     )
     with pytest.raises(ArgumentError, match=r"decoder: layer 0 out is \[64, 32\]; expected \[64, 64\]"):
-        decoder.DecoderStep([layer], sizes, torch.float32)
+        decoder.DecoderStep([layer], [], None, sizes, torch.float32)
     with pytest.raises(ArgumentError, match=r"decoder: head_dim is 24; expected a multiple of 16"):
-        decoder.DecoderStep([layer], replace(sizes, head_dim=24), torch.float32)
+        decoder.DecoderStep([layer], [], None, replace(sizes, head_dim=24), torch.float32)
 
 
 def test_foreign_linears_and_the_switch_keep_to_the_layers(

@@ -79,7 +79,7 @@ def test_a_gguf_files_blocks_are_taken_as_they_are(tmp_path: Path, name: str, ki
 def test_other_types_of_a_gguf_file_become_8_bits(tmp_path: Path) -> None:
     path = write_gguf(make_checkpoint(tmp_path), gguf.MODEL_ARCH.LLAMA, gguf.GGMLQuantizationType.F16)
     model = load(path, "gguf")
-    assert model.layers[0].ffn.down.packed.bits == 8
+    assert model.body.layers[0].ffn.down.packed.bits == 8
     tokens = random_tokens(60, VOCAB_SIZE)
     assert relative_error(logits_of(model, tokens), logits_of(load(path, None), tokens)) < 0.05
 
@@ -100,7 +100,7 @@ def test_shards_of_blocks_concatenate_to_the_whole(tmp_path: Path) -> None:
 
     def down(rank: int, world: int) -> torch.Tensor:
         model = weights.load(path, dtype=F32, device=CPU, rank=rank, world=world, quantization="gguf")
-        packed = model.layers[0].ffn.down.packed
+        packed = model.body.layers[0].ffn.down.packed
         return packed.rows(torch.arange(packed.num_outputs))
 
     assert torch.equal(torch.cat([down(0, 2), down(1, 2)], 1), down(0, 1))
@@ -117,7 +117,7 @@ def test_the_compiled_stack_gives_the_logits_of_the_layers(
         path = write_gguf(path, gguf.MODEL_ARCH.LLAMA, KINDS[kind])
     compiled = load(path, "gguf" if kind in KINDS else kind, dtype)
     assert isinstance(compiled.stack, CompiledStack)
-    plain = replace(compiled, stack=LayerByLayer(compiled.layers))
+    plain = replace(compiled, stack=LayerByLayer(compiled.body))
     tokens = random_tokens(300, VOCAB_SIZE)
     assert relative_error(logits_of(compiled, tokens), logits_of(plain, tokens)) < TOLERANCES[dtype]
 
@@ -143,7 +143,7 @@ def test_with_an_int8_cache_the_compiled_stack_gives_the_logits_of_the_layers(
 ) -> None:
     compiled = with_int8_kv(make_checkpoint(tmp_path, name, head_dim=32), dtype)
     assert isinstance(compiled.stack, CompiledStack)
-    plain = replace(compiled, stack=LayerByLayer(compiled.layers))
+    plain = replace(compiled, stack=LayerByLayer(compiled.body))
     tokens = random_tokens(300, VOCAB_SIZE)
     # A value in another place of its last bit may become the neighbouring code.
     assert relative_error(logits_of(compiled, tokens), logits_of(plain, tokens)) < 2e-2

@@ -76,7 +76,7 @@ def test_every_linear_comes_from_the_factory(tiny_llama: Path) -> None:
 
 def linears(decoder: Decoder, name: str) -> list[Linear]:
     owner, part = name.split(".")
-    return [getattr(getattr(layer, owner), part) for layer in decoder.layers]
+    return [getattr(getattr(layer, owner), part) for layer in decoder.body.layers]
 
 
 @pytest.fixture(scope="module")
@@ -219,8 +219,8 @@ def test_a_path_that_is_not_there_is_named(tmp_path: Path) -> None:
 def test_partial_sums_of_two_shards_add_up_to_the_whole(biased: Path) -> None:
     whole, shards = load(biased), [load(biased, rank, 2) for rank in range(2)]
     x = torch.randn(5, 64, generator=torch.Generator().manual_seed(0))
-    got = sum(shard.layers[0].ffn(x) for shard in shards)
-    assert relative_error(torch.as_tensor(got), whole.layers[0].ffn(x)) < 1e-5
+    got = sum(shard.body.layers[0].ffn(x) for shard in shards)
+    assert relative_error(torch.as_tensor(got), whole.body.layers[0].ffn(x)) < 1e-5
 
 
 def test_a_tied_head_and_its_embedding_hold_one_weight(tmp_path: Path) -> None:

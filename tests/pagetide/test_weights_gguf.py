@@ -145,9 +145,9 @@ def test_quantised_weights_become_bfloat16_near_the_originals(quantised: Path) -
 
 
 def test_shards_of_quantised_weights_concatenate_to_the_whole(quantised: Path) -> None:
-    whole = weights.load(quantised, device=CPU, make_linear=Linear).layers[0]
+    whole = weights.load(quantised, device=CPU, make_linear=Linear).body.layers[0]
     first, second = (
-        weights.load(quantised, device=CPU, rank=rank, world=2, make_linear=Linear).layers[0]
+        weights.load(quantised, device=CPU, rank=rank, world=2, make_linear=Linear).body.layers[0]
         for rank in (0, 1)
     )
     queries = torch.cat([shard.attention.qkv.weight[:32] for shard in (first, second)])

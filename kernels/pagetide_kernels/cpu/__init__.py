@@ -26,6 +26,7 @@ from pagetide_kernels.signatures import (
     LINEAR_WIDENED,
     PAGED_ATTENTION,
     QUANTISED_LINEAR,
+    UNPACK_ROWS,
     WRITE_KV,
 )
 
@@ -39,7 +40,7 @@ _CTYPES: dict[str, type[ctypes.c_void_p | ctypes.c_int64 | ctypes.c_int32 | ctyp
 }
 SUFFIXES = {torch.bfloat16: "bf16", torch.float32: "f32"}
 
-_SIGNATURES = (PAGED_ATTENTION, WRITE_KV, LINEAR, LINEAR_WIDENED, QUANTISED_LINEAR, LIKELIEST)
+_SIGNATURES = (PAGED_ATTENTION, WRITE_KV, LINEAR, LINEAR_WIDENED, QUANTISED_LINEAR, LIKELIEST, UNPACK_ROWS)
 
 _Function: TypeAlias = Callable[..., bytes | None]
 
@@ -57,12 +58,11 @@ def pack_linear(weight: Tensor) -> Tensor:
     return memory.empty(columns.shape, weight.dtype).copy_(columns).view(-1, num_inputs, LANES)
 
 
-def unpacked_rows(packed: Tensor, rows: Tensor) -> Tensor:
-    """Rows of the weight that `pack_linear` packed: [S, K] for [S] int64."""
-    num_inputs = packed.shape[1]
-    per_word = 4 // packed.itemsize
-    words = packed.view(-1, num_inputs // per_word, LANES, per_word)
-    return words[rows // LANES, :, rows % LANES].view(-1, num_inputs)
+def unpacked_rows(packed: Tensor, num_rows: int, ids: Tensor) -> Tensor:
+    """Rows [S, K] of the weight [num_rows, K] that `pack_linear` packed, for [S] int64."""
+    rows = torch.empty((len(ids), packed.shape[1]), dtype=packed.dtype)
+    call(UNPACK_ROWS, (rows, packed, ids), (num_rows,))
+    return rows
 
 
 def linear(tensors: Sequence[Tensor | None], scalars: Sequence[Number], widened: bool = False) -> None:

@@ -10,31 +10,13 @@
 #include <algorithm>
 #include <cstring>
 
-#include "decoder_crews.h"
 #include "decoder_kernels.h"
-#include "decoder_memory.h"
 #include "decoder_plan.h"
 #include "decoder_products.h"
+#include "decoder_state.h"
 
 namespace pagetide {
 namespace {
-
-struct Decoder {
-  DecoderShape shape;
-  std::vector<DecoderLayer> layers;
-  Rows rows;
-  Crews crews;
-  std::vector<ThreadMemory> threads;
-
-  int widest_window() const {
-    int widest = 0;
-    for (const DecoderLayer& layer : layers) {
-      if (layer.window == 0) return 0;
-      widest = std::max(widest, layer.window);
-    }
-    return widest;
-  }
-};
 
 class Run {
  public:
@@ -52,6 +34,7 @@ class Run {
         num_threads_(std::max(step.num_threads, 1)),
         plans_(decoder.shape, step, decoder.layers, num_threads_) {
     crews_.set_up(step.num_tokens, num_threads_);
+    decoder.angles.reserve(step.num_tokens);
     reserve_rows();
     reserve_threads();
   }
@@ -109,7 +92,9 @@ class Run {
   void run_layers(Member member) {
     const std::vector<DecoderLayer>& layers = decoder_.layers;
     crews_.for_panels([&](Range panel) {
-      add_and_norm(member, panel, nullptr, {}, &layers.front().attn_in);
+      const Range share = member.share(size(panel));
+      decoder_.angles.find(step_.positions, {panel.begin + share.begin, panel.begin + share.end});
+      add_and_norm(member, panel, nullptr, {}, layers.front().attn_in, member.crew.rows.normed.get());
       project_heads(member, panel, layers.front(), step_.kv_caches[0]);
     });
     for (size_t i = 0; i < layers.size(); ++i) {
@@ -146,7 +131,7 @@ class Run {
     multiply(member, panel,
              {layer.qkv, member.crew.rows.normed.get(), shape_.hidden_size,
               row(rows_.qkv.get(), panel.begin, shape_.qkv_size()), sharing_of(layer.out)});
-    const RotaryCall rotary{shape_,          step_,   layer.qk_norm, step_.rotations[layer.rope],
+    const RotaryCall rotary{shape_,          step_,   layer.qk_norm, decoder_.angles.of(layer.rope),
                             rows_.qkv.get(), kv_cache};
     const Range share = member.share(size(panel));
     const auto rotate =
@@ -154,32 +139,33 @@ class Run {
     rotate(rotary, {panel.begin + share.begin, panel.begin + share.end});
   }
 
-  // From what a layer's attention found to what the next layer starts with, if there is one.
+  // From what a layer's attention found to what the next layer starts with, or, after the last, to the states.
   void feed_forward(Member& member, Range panel, const DecoderLayer& layer, const DecoderLayer* next) {
     void* added = member.crew.rows.added.get();
     const int64_t query_size = shape_.query_size();
     multiply(member, panel,
              {layer.out, row(rows_.attended.get(), panel.begin, query_size), query_size, added,
               sharing_of_gates(layer)});
-    add_and_norm(member, panel, added, layer.attn_out, &layer.ffn_in);
+    add_and_norm(member, panel, added, layer.attn_out, layer.ffn_in, member.crew.rows.normed.get());
     activate_gates(member, panel, layer);
     multiply(member, panel,
              {layer.down, member.crew.rows.gates.get(), shape_.intermediate_size, added,
               next != nullptr ? sharing_of(next->qkv) : Sharing{}});
-    add_and_norm(member, panel, added, layer.ffn_out, next != nullptr ? &next->attn_in : nullptr);
+    if (next != nullptr) {
+      add_and_norm(member, panel, added, layer.ffn_out, next->attn_in, member.crew.rows.normed.get());
+    } else {
+      add_and_norm(member, panel, added, layer.ffn_out, decoder_.norm, hidden(panel));
+    }
   }
 
-  void add_and_norm(Member& member, Range panel, const void* added, DecoderNorm out_norm,
-                    const DecoderNorm* in_norm) {
-    const ResidualCall call{row(step_.hidden, panel.begin, shape_.hidden_size),
-                            added,
-                            in_norm != nullptr ? member.crew.rows.normed.get() : nullptr,
-                            out_norm,
-                            in_norm != nullptr ? *in_norm : DecoderNorm{},
-                            shape_.hidden_size};
-    row_kernels_.add_and_norm(call, member.share(size(panel)));
+  void add_and_norm(Member& member, Range panel, const void* added, DecoderNorm out_norm, DecoderNorm in_norm,
+                    void* normed) {
+    row_kernels_.add_and_norm({hidden(panel), added, normed, out_norm, in_norm, shape_.hidden_size},
+                              member.share(size(panel)));
     member.crew.barrier.wait();
   }
+
+  void* hidden(Range panel) const { return row(step_.hidden, panel.begin, shape_.hidden_size); }
 
   // A thread has the ups of one piece at a time.
   void activate_gates(Member& member, Range panel, const DecoderLayer& layer) {
@@ -280,10 +266,13 @@ const char* run(Decoder& decoder, const DecoderStep& step, const Kernels& kernel
 }  // namespace
 }  // namespace pagetide
 
-// The layers are copied; what their pointers refer to must outlive the decoder.
+// The descriptions are copied; what their pointers refer to must outlive the decoder.
 PAGETIDE_EXPORT pagetide::Decoder* decoder_create(const pagetide::DecoderShape* shape,
-                                                  const pagetide::DecoderLayer* layers) {
-  return new pagetide::Decoder{*shape, {layers, layers + shape->num_layers}, {}, {}, {}};
+                                                  const pagetide::DecoderLayer* layers,
+                                                  const pagetide::DecoderRope* ropes, int num_ropes,
+                                                  const pagetide::DecoderNorm* norm) {
+  return new pagetide::Decoder{
+      *shape, {layers, layers + shape->num_layers}, *norm, pagetide::Angles({ropes, ropes + num_ropes})};
 }
 
 PAGETIDE_EXPORT void decoder_destroy(pagetide::Decoder* decoder) { delete decoder; }

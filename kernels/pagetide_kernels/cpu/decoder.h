@@ -57,17 +57,17 @@ struct DecoderShape {
   int64_t qkv_size() const { return int64_t{num_rotated() + num_kv_heads} * head_size; }
 };
 
-// cos and sin [T][rotary_dim]; sin is negated in its first half.
-struct DecoderRotation {
-  const float* cos;
-  const float* sin;
+// RoPE of a head's first rotary_dim dimensions: pair i is turned by position * frequencies[i].
+struct DecoderRope {
+  const float* frequencies;  // [rotary_dim / 2], radians
   int32_t rotary_dim;
+  float amplitude;  // of cos and sin
 };
 
 // One step: T tokens of B sequences. Strides are in elements, that of 8-bit caches in bytes.
 struct DecoderStep {
   void* hidden;  // [T][hidden_size], updated in place; with `wanted`, its first rows are those in the end
-  const DecoderRotation* rotations;
+  const int64_t* positions;
   void* const* kv_caches;
   const int32_t* block_table;
   const int32_t* query_starts;
@@ -92,10 +92,16 @@ struct DecoderStep {
 struct ResidualCall {
   void* hidden;
   const void* added;  // null: nothing
-  void* normed;       // null: not wanted
+  void* normed;       // may be `hidden`
   DecoderNorm out_norm;
   DecoderNorm in_norm;
   int size;
+};
+
+// A step's angles for one rope: [T][cos, sin][rotary_dim / 2].
+struct DecoderTurns {
+  const float* cos_and_sin;
+  int rotary_dim;
 };
 
 // Norm and turn the queries, in place; norm, turn and store the keys; store the values.
@@ -103,7 +109,7 @@ struct RotaryCall {
   const DecoderShape& shape;
   const DecoderStep& step;
   DecoderNorm qk_norm;
-  DecoderRotation rotation;
+  DecoderTurns turns;
   void* qkv;
   void* kv_cache;
 };

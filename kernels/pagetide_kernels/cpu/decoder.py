@@ -60,14 +60,14 @@ class Shape(ctypes.Structure):
     )
 
 
-class Rotation(ctypes.Structure):
-    _fields_ = (("cos", _POINTER), ("sin", _POINTER), ("rotary_dim", _INT))
+class Rope(ctypes.Structure):
+    _fields_ = (("frequencies", _POINTER), ("rotary_dim", _INT), ("amplitude", _FLOAT))
 
 
 class Step(ctypes.Structure):
     _fields_ = (
         ("hidden", _POINTER),
-        ("rotations", ctypes.POINTER(Rotation)),
+        ("positions", _POINTER),
         ("kv_caches", ctypes.POINTER(_POINTER)),
         *((name, _POINTER) for name in ("block_table", "query_starts", "kv_lens", "slots", "wanted")),
         ("cache_stride", _LONG),
@@ -88,16 +88,24 @@ class Step(ctypes.Structure):
 
 
 class Handle:
-    """A decoder in C++. The tensors that its layers point to must outlive it."""
+    """A decoder in C++. The tensors that its parts point to must outlive it."""
 
-    def __init__(self, shape: Shape, layers: Sequence[Layer], dtype: torch.dtype) -> None:
+    def __init__(
+        self, shape: Shape, layers: Sequence[Layer], ropes: Sequence[Rope], norm: Norm, dtype: torch.dtype
+    ) -> None:
         library = cpu.library()
         library.decoder_create.restype = _POINTER
         library.decoder_destroy.argtypes = [_POINTER]
         run = library[f"decoder_run_{cpu.SUFFIXES[dtype]}"]
         run.argtypes, run.restype = [_POINTER, ctypes.POINTER(Step)], ctypes.c_char_p
         self._run = run
-        self._pointer = library.decoder_create(ctypes.byref(shape), (Layer * len(layers))(*layers))
+        self._pointer = library.decoder_create(
+            ctypes.byref(shape),
+            (Layer * len(layers))(*layers),
+            (Rope * len(ropes))(*ropes),
+            len(ropes),
+            ctypes.byref(norm),
+        )
         weakref.finalize(self, library.decoder_destroy, self._pointer)
 
     def run(self, step: Step) -> None:

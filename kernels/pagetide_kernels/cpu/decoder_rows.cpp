@@ -55,11 +55,10 @@ void add_and_norm(const ResidualCall& call, Range tokens) {
     if (call.added != nullptr) {
       add(static_cast<const Element*>(call.added) + token * call.size, call.out_norm, call.size, hidden);
     }
-    if (call.normed == nullptr) continue;
     auto* normed = row_of<Element>(call.normed, token, call.size);
     if (call.in_norm.weight != nullptr) {
       normalize(hidden, call.in_norm, call.size, normed);
-    } else {
+    } else if (normed != hidden) {
       std::memcpy(normed, hidden, sizeof(Element) * static_cast<size_t>(call.size));
     }
   }
@@ -71,8 +70,8 @@ class Rotator {
  public:
   Rotator(const RotaryCall& call, int64_t token)
       : call_(call),
-        cos_(call.rotation.cos + token * call.rotation.rotary_dim),
-        sin_(call.rotation.sin + token * call.rotation.rotary_dim),
+        cos_(call.turns.cos_and_sin + token * call.turns.rotary_dim),
+        sin_(cos_ + call.turns.rotary_dim / 2),
         heads_(row_of<Element>(call.qkv, token, call.shape.qkv_size())),
         slot_(call.step.slots[token]) {}
 
@@ -103,11 +102,11 @@ class Rotator {
     float values[kMaxHeadSize];
     float turned[kMaxHeadSize];
     read(head, values);
-    const int half = call_.rotation.rotary_dim / 2;
+    const int half = call_.turns.rotary_dim / 2;
     for (int i = 2 * half; i < size; ++i) turned[i] = values[i];
     for (int i = 0; i < half; ++i) {
-      turned[i] = values[i] * cos_[i] + values[half + i] * sin_[i];
-      turned[half + i] = values[half + i] * cos_[half + i] + values[i] * sin_[half + i];
+      turned[i] = values[i] * cos_[i] - values[half + i] * sin_[i];
+      turned[half + i] = values[half + i] * cos_[i] + values[i] * sin_[i];
     }
     for (int i = 0; i < size; i += kLanes) store(load(turned + i), out + i);
   }

@@ -1,7 +1,6 @@
 #include "decoder_checks.h"
 
 #include <algorithm>
-#include <cmath>
 #include <list>
 
 #include "decoder.h"
@@ -10,12 +9,13 @@
 using pagetide::DecoderLayer;
 using pagetide::DecoderLinear;
 using pagetide::DecoderNorm;
-using pagetide::DecoderRotation;
+using pagetide::DecoderRope;
 using pagetide::DecoderShape;
 using pagetide::DecoderStep;
 
 extern "C" {
-void* decoder_create(const DecoderShape* shape, const DecoderLayer* layers);
+void* decoder_create(const DecoderShape* shape, const DecoderLayer* layers, const DecoderRope* ropes,
+                     int num_ropes, const DecoderNorm* norm);
 void decoder_destroy(void* decoder);
 const char* decoder_run_bf16(void* decoder, const DecoderStep* step);
 const char* decoder_run_f32(void* decoder, const DecoderStep* step);
@@ -36,7 +36,11 @@ class Model {
     shape_ = {random_int(1, 3), 16 * random_int(1, 5), 16 * random_int(1, 5), kv_heads * random_int(1, 4),
               kv_heads,         16 * random_int(1, 4)};
     for (int i = 0; i < shape_.num_layers; ++i) layers_.push_back(random_layer());
-    handle_ = decoder_create(&shape_, layers_.data());
+    const int half = random_int(0, shape_.head_size / 2);
+    for (int i = 0; i < half; ++i) frequencies_.push_back(1.0f / float(1 + i));
+    const DecoderRope rope{frequencies_.data(), 2 * half, 1.5f};
+    const DecoderNorm last = norm(shape_.hidden_size);
+    handle_ = decoder_create(&shape_, layers_.data(), &rope, 1, &last);
   }
 
   ~Model() { decoder_destroy(handle_); }
@@ -84,6 +88,7 @@ class Model {
 
   DecoderShape shape_;
   std::vector<DecoderLayer> layers_;
+  std::vector<float> frequencies_;
   std::list<std::vector<float>> norms_;
   std::list<std::vector<Element>> weights_;
   void* handle_;
@@ -120,8 +125,7 @@ class World {
   void step(const std::vector<int>& counts, Run run, bool only_last = false) {
     std::vector<Element> hidden;
     std::vector<int32_t> starts{0};
-    std::vector<int64_t> slots, wanted;
-    std::vector<float> cos, sin;
+    std::vector<int64_t> positions, slots, wanted;
     const auto size = static_cast<size_t>(model_.shape().hidden_size);
     for (size_t i = 0; i < counts.size(); ++i) {
       for (int n = 0; n < counts[i]; ++n, ++lens_[i]) {
@@ -130,17 +134,16 @@ class World {
         hidden.insert(hidden.end(), row, row + size);
         const int64_t block = table_[i * kBlocksEach + static_cast<size_t>(position / kBlock)];
         slots.push_back(block * kBlock + position % kBlock);
-        add_angles(position, cos, sin);
+        positions.push_back(position);
       }
       starts.push_back(static_cast<int32_t>(slots.size()));
       if (counts[i] > 0) wanted.push_back(starts.back() - 1);
     }
     std::vector<void*> caches;
     for (auto& cache : caches_) caches.push_back(cache.data());
-    const DecoderRotation rotation{cos.data(), sin.data(), model_.shape().head_size};
     const auto num_sequences = static_cast<int32_t>(counts.size());
     const DecoderStep step{hidden.data(),
-                           &rotation,
+                           positions.data(),
                            caches.data(),
                            table_.data(),
                            starts.data(),
@@ -169,15 +172,6 @@ class World {
   const std::vector<Element>& output(size_t i) const { return outputs_[i]; }
 
  private:
-  void add_angles(int position, std::vector<float>& cos, std::vector<float>& sin) const {
-    const int size = model_.shape().head_size;
-    for (int i = 0; i < size; ++i) {
-      const float angle = float(position) / float(1 + i % (size / 2));
-      cos.push_back(std::cos(angle));
-      sin.push_back(i < size / 2 ? -std::sin(angle) : std::sin(angle));
-    }
-  }
-
   const Model<Element>& model_;
   const std::vector<Prompt<Element>>& prompts_;
   std::vector<int32_t> lens_;
