@@ -63,6 +63,7 @@ class Projection {
 
   // A chunk of the inputs at a time; if there are many, the sums of a tile wait while its weights pass by.
   void run_tile(Range tokens, Range columns, Range next_columns) {
+    if (call_.is_widened) fetch_outputs(tokens, columns);
     for (int depth = 0; depth < depth_; depth += kChunkDepth) {
       const Range chunk = first(kChunkDepth, {depth, depth_});
       if (chunk.end < depth_) {
@@ -74,6 +75,14 @@ class Projection {
         look_ahead(next_columns, first(kChunkDepth, {0, depth_}));
       }
       run_chunk(tokens, columns, chunk);
+    }
+  }
+
+  // A head's logits are more than the caches keep: writing them waits for memory, unless their lines are there.
+  void fetch_outputs(Range tokens, Range columns) const {
+    for (int64_t token = tokens.begin; token < tokens.end; ++token) {
+      const float* out = static_cast<const float*>(call_.out) + token * call_.out_stride;
+      for (int i = columns.begin; i < columns.end; ++i) __builtin_prefetch(out + i * kLanes, 1, 2);
     }
   }
 
