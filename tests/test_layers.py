@@ -54,6 +54,7 @@ CHAINS = (
         {"pagetide.parse"},
         {"pagetide.answer"},
         {"pagetide.samples", "pagetide.senders"},
+        {"pagetide.intake"},
         {"pagetide.triton_adapter"},
     ),
     (

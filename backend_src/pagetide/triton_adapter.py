@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import gc
-import itertools
 import json
 import logging
 import os
 import sys
 import time
-from array import array
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -18,25 +16,20 @@ from typing import Any
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
-from pagetide.answer import Answer, ErrorCode, Failure, Reply
+from pagetide.answer import ErrorCode, Failure, Reply
 from pagetide.calls import FAILED, Calls, is_call
-from pagetide.constraint import Constraint
 from pagetide.faults import Faults
+from pagetide.intake import Intake
 from pagetide.metric_series import CounterHandle, GaugeHandle, Labels
 from pagetide.metrics import Metrics
 from pagetide.model_io import FINISH_REASON, INPUTS, OUTPUTS, TEXT, TOKEN_IDS, Spec
-from pagetide.parse import ParsedRequest, parse_request
+from pagetide.parse import parse_request
 from pagetide.parse_limits import RequestLimits
-from pagetide.parse_prompt import Prompt
 from pagetide.parse_statistics import asks_statistics
 from pagetide.parse_tensors import read_text
-from pagetide.parse_tokens import check_choice, spell
 from pagetide.refusals import failure_of
-from pagetide.request import Request
-from pagetide.samples import Joint, nth_sample
-from pagetide.senders import Senders, Stream
+from pagetide.senders import Senders
 from pagetide.statistics import Statistics
-from pagetide.tokenizer import Tokenizer
 from pagetide.triton_log import log_to_triton
 from pagetide.version_settings import read_settings
 
@@ -81,17 +74,17 @@ class TritonPythonModel:
 
         labels = {"model": args["model_name"], "model_name": args["model_name"]}
         self._metrics = Metrics(lambda: _Registry(labels | {"version": args["model_version"]}))
-        self._faults = Faults(os.environ)
-        self._built = build(settings, directory, self._metrics.on_step, self._leave, self._faults)
+        faults = Faults(os.environ)
+        self._built = build(settings, directory, self._metrics.on_step, self._leave, faults)
         engine = self._built.engine
         self._limits = RequestLimits.of(settings, engine.max_model_len, self._built.vocab_size)
         grammars = open_grammars(self._built, settings, self._metrics)
-        self._grammars = self._faults.within_methods(grammars, compile="grammar")
+        self._grammars = faults.within_methods(grammars, compile="grammar")
         self._senders = Senders(
             settings.num_senders, engine.abort, self._metrics, self._built.max_responses_per_s
         )
         self._calls = Calls(args["model_version"], engine.abort)
-        self._ids, self._turns = itertools.count(), itertools.count()
+        self._intake = Intake(self._built, self._limits, self._senders, faults)
         sys.setswitchinterval(SWITCH_S)
         for part in (self._metrics, self._senders, engine):
             part.start()
@@ -127,7 +120,7 @@ class TritonPythonModel:
 
     def _attempt(self, channel: _Channel, work: Callable[[], None]) -> None:
         """Does it, or tells the client why not. Any thread. Never raises: others come after this one."""
-        failure = failure_of(work, self._ids)
+        failure = failure_of(work, self._intake.ids)
         if failure is not None:
             self._metrics.on_refused(failure.code.name)
             try:
@@ -139,83 +132,21 @@ class TritonPythonModel:
         self._calls.open(request.request_id(), channel)
         tensors = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
         if asks_statistics(tensors):
-            self._ask_statistics(channel)
+            self._intake.ask_statistics(channel)
             return
         parsed = parse_request(tensors, read_text("parameters", request.parameters), self._limits)
         channel.returned = tuple(spec for spec in OUTPUTS if spec.name in parsed.returned)
-        enqueue = partial(self._enqueue, parsed, channel, arrival_s)
+        submit = partial(self._intake.submit, parsed, channel, arrival_s)
         if parsed.grammar is None:
-            enqueue(lambda: None)
+            submit(lambda: None)
         else:
             self._grammars.compile(
-                parsed.grammar, lambda ready: self._attempt(channel, partial(enqueue, ready))
+                parsed.grammar, lambda ready: self._attempt(channel, partial(submit, ready))
             )
-
-    def _ask_statistics(self, channel: _Channel) -> None:
-        """The engine thread copies its state, a sender makes the text and sends it."""
-        sender = self._senders[next(self._turns)]
-        self._built.engine.ask(lambda state: sender.run(lambda: channel.tell(state)))
-
-    def _enqueue(
-        self,
-        parsed: ParsedRequest,
-        channel: _Channel,
-        arrival_s: float,
-        constraint: Callable[[], Constraint | None],
-    ) -> None:
-        """`constraint` makes one for each sample; it raises InvalidArgumentError if the grammar is wrong."""
-        built, terms = self._built, parsed.terms
-        prompt_ids = self._limits.truncate(_encode(parsed.prompt, built.tokenizer), parsed.params)
-        params = self._limits.fit(parsed.source, len(prompt_ids), parsed.params)
-        params = spell(params, built.tokenizer, built.vocab_size)
-        check_choice(params, built.eos_token_ids)
-        sender = self._senders[next(self._turns)]
-        streams = self._streams(parsed, prompt_ids, channel)
-        channel.request_ids = [stream.request_id for stream in streams]
-        built.engine.submit(
-            *(
-                Request(
-                    id=stream.request_id,
-                    prompt_ids=prompt_ids,
-                    params=nth_sample(params, index),
-                    sink=partial(sender.deliver, stream),
-                    arrival_s=arrival_s,
-                    eos_token_ids=built.eos_token_ids,
-                    tenant=terms.tenant,
-                    priority=terms.priority,
-                    timeout_s=terms.timeout_s,
-                    cache_salt=terms.cache_salt,
-                    constraint=constraint(),
-                )
-                for index, stream in enumerate(streams)
-            )
-        )
-        for stream in streams:
-            sender.watch(stream)
-
-    def _streams(self, parsed: ParsedRequest, prompt_ids: array[int], channel: _Channel) -> list[Stream]:
-        """One for each sample, all with the client's one channel."""
-        channel = self._faults.within_methods(channel, send="sender", send_all="sender")
-        ids = [next(self._ids) for _ in range(parsed.num_samples)]
-        answers = [Answer(parsed, prompt_ids, self._built.tokenizer, index) for index in range(len(ids))]
-        if len(ids) == 1:
-            return [Stream(ids[0], channel, answers[0])]
-        joint = Joint(channel, answers, ids, self._built.engine.abort, parsed.stream)
-        return [Stream(*each) for each in zip(ids, joint.parts(), answers, strict=True)]
 
 
 def _described(spec: Spec) -> dict[str, Any]:
     return {"name": spec.name, "data_type": f"TYPE_{spec.data_type}", "dims": list(spec.dims)}
-
-
-def _encode(prompt: Prompt, tokenizer: Tokenizer) -> array[int]:
-    """A chat template writes the model's BOS itself, where there is one."""
-    if isinstance(prompt, array):
-        return prompt
-    if isinstance(prompt, str):
-        return array("i", tokenizer.encode(prompt))
-    text = tokenizer.apply_chat_template(prompt.messages, add_generation_prompt=True, tools=prompt.tools)
-    return array("i", tokenizer.encode(text, add_special_tokens=False))
 
 
 class _Channel:

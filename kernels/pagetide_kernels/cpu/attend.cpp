@@ -34,7 +34,7 @@ class Worker {
   // Behind the last row, for products that take whole tiles of them. What else there is in scratch memory does
   // for those that are only read.
   static constexpr int kSpareRows = Cut<Word>::kDepth > 1 ? kLanes : 0;
-  static constexpr int kRowLanes = (kRows + kLanes - 1) / kLanes * kLanes;
+  static constexpr int kRowLanes = ceil_divided(kRows, kLanes) * kLanes;
   // Tokens whose values are added up before they join the sum: a tile starts and ends with whole ones.
   static constexpr int kStepTokens = std::max(kBlockTokens, Cut<Word>::kDepth * Pack::kPerWord);
 

@@ -34,7 +34,7 @@ struct Tile {
 PAGETIDE_INLINE Tile clipped_tile(int start, Range visible, int step) {
   const Range tokens = overlap({start, start + kTileTokens}, visible);
   const int base = tokens.begin / step * step;
-  const int steps = (tokens.end - base + step - 1) / step;
+  const int steps = ceil_divided(tokens.end - base, step);
   return {base, steps * step / kBlockTokens, tokens};
 }
 

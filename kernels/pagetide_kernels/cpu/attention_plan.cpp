@@ -20,8 +20,6 @@ constexpr int64_t kSerialNanoseconds = 20000;
 
 constexpr int kBlocksPerPartition = kPartitionTokens / kBlockTokens;
 
-int ceil_divided(int a, int b) { return (a + b - 1) / b; }
-
 int num_partitions(const WorkItem& item) { return item.partitions.end - item.partitions.begin; }
 
 // The queries of one sequence in this step, and how much KV it has, including theirs.

@@ -53,7 +53,7 @@ class Crews {
     const size_t count = is_apart_ ? static_cast<size_t>(num_threads) : 1;
     while (crews_.size() < count) crews_.push_back(std::make_unique<Crew>());
     const int tokens_at_once = panel_tokens() * num_threads;
-    const int num_panels = is_apart_ ? (num_tokens + tokens_at_once - 1) / tokens_at_once * num_threads : 1;
+    const int num_panels = is_apart_ ? ceil_divided(num_tokens, tokens_at_once) * num_threads : 1;
     cut(num_tokens, num_panels);
   }
 
@@ -92,7 +92,7 @@ class Crews {
   // From now on there are fewer rows. Nobody is working.
   void cut_again(int num_rows) {
     const int most = most_tokens();
-    const int count = is_apart_ ? std::max((num_rows + most - 1) / most, std::min(num_threads_, num_rows)) : 1;
+    const int count = is_apart_ ? std::max(ceil_divided(num_rows, most), std::min(num_threads_, num_rows)) : 1;
     cut(num_rows, count);
     next_.refill();
   }
@@ -108,7 +108,7 @@ class Crews {
   // AMX takes so many rows at a time.
   static constexpr int kTokensPerTile = 16;
 
-  static int tiles_of(int num_tokens) { return (num_tokens + kTokensPerTile - 1) / kTokensPerTile; }
+  static int tiles_of(int num_tokens) { return ceil_divided(num_tokens, kTokensPerTile); }
 
   // Fewer tokens for each thread are not worth reading the weights once a thread.
   static constexpr int kTokensPerCrew = 64;

@@ -9,7 +9,7 @@
 
 namespace pagetide {
 
-inline int columns_of(const DecoderLinear& linear) { return (linear.out_features + kLanes - 1) / kLanes; }
+inline int columns_of(const DecoderLinear& linear) { return ceil_divided(linear.out_features, kLanes); }
 
 // A product and how many of its columns are shared out; of gates the ups go with them.
 struct Sharing {

@@ -23,7 +23,6 @@ inline Range share_of(int i, int num_shares, int size) {
 inline Share share_of(int thread, int num_threads, int num_tokens, int num_columns) {
   // Fewer tokens are not worth a share: weights are read once for each.
   constexpr int kTokensPerShare = 96;
-  const auto ceil_divided = [](int a, int b) { return (a + b - 1) / b; };
   int best = 1;
   int64_t least = INT64_MAX;
   for (int cuts = 1; cuts <= num_threads && (cuts == 1 || cuts * kTokensPerShare <= num_tokens); ++cuts) {

@@ -35,6 +35,8 @@ constexpr int kTileTokens = 64;
 // lie at fixed positions, so a result does not depend on how many threads shared the work.
 constexpr int kPartitionTokens = 256;
 
+constexpr int ceil_divided(int a, int b) { return (a + b - 1) / b; }
+
 // Half open.
 struct Range {
   int begin;

@@ -16,8 +16,6 @@ namespace {
 // Multiplications below which starting threads costs more than it saves.
 constexpr int64_t kSerialWork = 1 << 18;
 
-int ceil_divided(int a, int b) { return (a + b - 1) / b; }
-
 void project_all(const LinearCall& call, LinearKernels::Project project) {
   const int64_t work = int64_t{call.num_tokens} * call.in_features * call.out_features;
   const int count = work > kSerialWork ? omp_get_max_threads() : 1;

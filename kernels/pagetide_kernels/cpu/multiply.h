@@ -59,8 +59,7 @@ struct Cut {
 
   // Of many rows, how many come next: as even parts as can be, for a small last one would not hide the loads.
   static int next_rows(int left) {
-    const int parts = (left + kRows - 1) / kRows;
-    return (left + parts - 1) / parts;
+    return ceil_divided(left, ceil_divided(left, kRows));
   }
 };
 

@@ -6,8 +6,6 @@
 
 namespace pagetide::PAGETIDE_ISA {
 
-constexpr int ceil_divided(int a, int b) { return (a + b - 1) / b; }
-
 template <class T>
 struct Matrix {
   T* data;
