@@ -37,7 +37,7 @@ def stack_for(body: Body, family: Family, dtype: torch.dtype, device: torch.devi
         family.num_kv_heads,
         family.head_dim,
     )
-    if sizes.problem or not all(map(_is_describable, body.layers)):
+    if sizes.problem or not (_is_norm(body.norm) and all(map(_is_describable, body.layers))):
         return LayerByLayer(body)
     return CompiledStack(body, sizes, dtype)
 
@@ -65,9 +65,11 @@ class CompiledStack:
 def _is_describable(layer: DecoderLayer) -> bool:
     linears = (layer.attention.qkv, layer.attention.out, layer.ffn.gate_up, layer.ffn.down)
     norms = (layer.attn_in, layer.attn_out, layer.ffn_in, layer.ffn_out)
-    return all(isinstance(linear, PackedLinear) for linear in linears) and all(
-        norm is NO_NORM or isinstance(norm, RMSNorm) for norm in norms
-    )
+    return all(isinstance(linear, PackedLinear) for linear in linears) and all(map(_is_norm, norms))
+
+
+def _is_norm(norm: Norm) -> bool:
+    return norm is NO_NORM or isinstance(norm, RMSNorm)
 
 
 def _described(layer: DecoderLayer) -> kernels.Layer:

@@ -97,6 +97,23 @@ def test_a_token_without_a_place_is_computed_and_not_stored(tiny_llama: Path) ->
         torch.testing.assert_close(cache, was, rtol=0, atol=0, equal_nan=True)
 
 
+@needs_avx512
+@pytest.mark.parametrize("position", [0, 131_071, 10_000_000])
+@pytest.mark.parametrize("name", ["plain", "a rotated part of the head", "two ropes"])
+def test_tokens_far_out_are_turned_as_the_layers_turn_them(tmp_path: Path, name: str, position: int) -> None:
+    family, config = MODELS[name]
+    model = load(make_checkpoint(tmp_path, family, **config))
+    hidden = torch.randn(1, model.config.hidden_size, generator=torch.Generator().manual_seed(0))
+    stored = []
+    for stack in (model.stack, LayerByLayer(model.body)):
+        run = PagedRun(model, 1, 1)
+        run.lens[0] = 1
+        batch = one_token_batch(run, slot=16 * int(run.tables[0, 0]))
+        stack(hidden.clone(), torch.tensor([position]), run.kv_caches, batch)
+        stored.append(torch.stack(run.kv_caches).nan_to_num())
+    torch.testing.assert_close(*stored, rtol=1e-4, atol=1e-5)
+
+
 def one_token_batch(run: PagedRun, slot: int) -> AttentionBatch:
     return AttentionBatch(
         block_table=run.tables,
