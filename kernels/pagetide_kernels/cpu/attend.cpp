@@ -144,10 +144,10 @@ class Worker {
     add_ahead(next, overlap(seen, {0, (seen.begin / kTileTokens + 1) * kTileTokens}));
   }
 
-  // Keys are needed before values.
+  // In the order in which they are packed.
   void add_ahead(const Item<Cache>& item, Range tokens) {
-    for (int key_or_value = 0; key_or_value < 2; ++key_or_value) {
-      for (int position = tokens.begin; position < tokens.end; position += kBlockTokens) {
+    for (int position = tokens.begin; position < tokens.end; position += kBlockTokens) {
+      for (int key_or_value = 0; key_or_value < 2; ++key_or_value) {
         ahead_.add(item.block(position, key_or_value));
       }
     }
@@ -180,6 +180,7 @@ class Worker {
                           words_per_row(),
                           nullptr,
                           &ahead_};
+    scoring.fetch_lines = Lookahead::lines_a_step();
     scoring.has_spare_rows = true;
     multiply(count, tile.blocks, scoring);
   }
@@ -206,6 +207,7 @@ class Worker {
                             depth,
                             factors,
                             &ahead_};
+    weighting.fetch_lines = Lookahead::lines_a_step();
     weighting.has_spare_rows = true;
     multiply(count, call_.head_size / kLanes, weighting);
   }

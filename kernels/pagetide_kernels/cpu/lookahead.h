@@ -35,6 +35,12 @@ class Lookahead {
 
   PAGETIDE_INLINE void fetch(int lines) { fetch(lines, place); }
 
+  // Of a tile's lines: those that packing it asks for, and each step of its two products.
+  PAGETIDE_INLINE void fetch_while_packing(int lines) {
+    if (packing_fetches()) fetch(lines);
+  }
+  static PAGETIDE_INLINE int lines_a_step() { return packing_fetches() ? 2 : 4; }
+
   PAGETIDE_INLINE void fetch(int lines, Place& from) {
     for (; lines > 0 && from.line != nullptr; --lines) {
       prefetch(from.line);
@@ -46,14 +52,18 @@ class Lookahead {
   Place place;
 
  private:
-  // With AMX into L2: what tiles read would not stay in L1.
-  static PAGETIDE_INLINE void prefetch(const char* line) {
 #if defined(__AMX_BF16__)
-    constexpr bool kIntoL1 = false;
+  // What tiles read would not stay in L1. Packing takes longer than what follows.
+  static constexpr bool goes_into_l1() { return false; }
+  static constexpr bool packing_fetches() { return true; }
 #else
-    const bool kIntoL1 = kHasRoomInL1;
+  static PAGETIDE_INLINE bool goes_into_l1() { return kHasRoomInL1; }
+  // With a small L1 what is packed comes from L2, by the queue that a fetch would wait in.
+  static PAGETIDE_INLINE bool packing_fetches() { return kHasRoomInL1; }
 #endif
-    kIntoL1 ? __builtin_prefetch(line, 0, 3) : __builtin_prefetch(line, 0, 2);
+
+  static PAGETIDE_INLINE void prefetch(const char* line) {
+    goes_into_l1() ? __builtin_prefetch(line, 0, 3) : __builtin_prefetch(line, 0, 2);
   }
 
   PAGETIDE_INLINE void start_piece(Place& at) {

@@ -26,7 +26,7 @@ struct Operands {
     for (int d = 0; d < head_size; d += kLanes) {
       Vec rows[kLanes];
       for (int t = 0; t < kLanes; ++t) rows[t] = load(block + t * head_size + d);
-      ahead.fetch(kLanes / 2);
+      ahead.fetch_while_packing(kLanes / 2);
       transpose(rows);
       for (int i = 0; i < kLanes; ++i) store(rows[i], out + (d + i) * kTileTokens);
     }
@@ -41,7 +41,7 @@ struct Operands {
       for (int d = 0; d < head_size; d += kLanes) {
         store(present ? load(row + d) : fill(0.0f), out + t * head_size + d);
       }
-      ahead.fetch(head_size / (2 * kLanes));
+      ahead.fetch_while_packing(head_size / (2 * kLanes));
     }
   }
 
@@ -73,7 +73,7 @@ struct Operands<bfloat16> {
       for (int t = 0; t < kLanes; ++t) {
         rows[t] = {_mm512_maskz_loadu_ps(present, block + t * head_size + 2 * w)};
       }
-      ahead.fetch(kLanes / 2);
+      ahead.fetch_while_packing(kLanes / 2);
       transpose(rows);
       for (int i = 0; i < count; ++i) _mm512_storeu_ps(out + (w + i) * kTileTokens, rows[i].lanes);
     }
@@ -89,7 +89,7 @@ struct Operands<bfloat16> {
       for (int t = 0; t < kLanes; ++t) {
         rows[t] = {_mm512_maskz_loadu_ps(present, block + t * head_size + 4 * w)};
       }
-      ahead.fetch(kLanes / 2);
+      ahead.fetch_while_packing(kLanes / 2);
       transpose(rows);
       for (int i = 0; i < count; ++i) {
         const __m512i codes = _mm512_castps_si512(rows[i].lanes);
@@ -111,7 +111,7 @@ struct Operands<bfloat16> {
         const __m512i high = second ? load_zero_extended(row + head_size + d) : _mm512_setzero_si512();
         _mm512_storeu_si512(out + t / 2 * head_size + d, _mm512_or_si512(low, _mm512_slli_epi32(high, 16)));
       }
-      ahead.fetch(head_size / (2 * kLanes));
+      ahead.fetch_while_packing(head_size / (2 * kLanes));
     }
   }
 
@@ -125,7 +125,7 @@ struct Operands<bfloat16> {
         const Vec high = second ? load(row + head_size + d) : fill(0.0f);
         _mm512_storeu_si512(out + t / 2 * head_size + d, paired(low, high));
       }
-      ahead.fetch(head_size / (2 * kLanes));
+      ahead.fetch_while_packing(head_size / (2 * kLanes));
     }
   }
 
