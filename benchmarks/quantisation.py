@@ -23,6 +23,7 @@ from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
 from pydoc_data.topics import topics
+from typing import Any
 
 import torch
 
@@ -189,7 +190,7 @@ def table(speeds: Mapping[str, Speeds], qualities: Mapping[str, Quality]) -> str
     return "\n".join(lines) + "\n"
 
 
-def report(speeds: Mapping[str, Speeds], qualities: Mapping[str, Quality]) -> dict[str, object]:
+def report(speeds: Mapping[str, Speeds], qualities: Mapping[str, Quality]) -> dict[str, Any]:
     return {
         "command": "python -m benchmarks.quantisation",
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
@@ -203,6 +204,14 @@ def report(speeds: Mapping[str, Speeds], qualities: Mapping[str, Quality]) -> di
     }
 
 
+def page(raw: Mapping[str, Any], shown: str) -> str:
+    machine = f"{raw['machine']['cores']} cores of {raw['machine']['cpu']}"
+    return (
+        f"# Quantised weights and KV\n\n`{raw['command']}` on {machine}, {raw['date']}; medians. "
+        f"[Raw numbers](quantisation.json).\n\n{shown}"
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=3)
@@ -213,8 +222,9 @@ def main() -> None:
     speeds = measure_speeds(options.rounds)
     shown = table(speeds, qualities)
     print(shown)
-    (options.out / "quantisation.json").write_text(json.dumps(report(speeds, qualities), indent=1) + "\n")
-    (options.out / "quantisation.md").write_text(f"# Quantised weights and KV\n\n{shown}")
+    raw = report(speeds, qualities)
+    (options.out / "quantisation.json").write_text(json.dumps(raw, indent=1) + "\n")
+    (options.out / "quantisation.md").write_text(page(raw, shown))
 
 
 if __name__ == "__main__":

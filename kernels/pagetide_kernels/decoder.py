@@ -158,11 +158,10 @@ class DecoderStep:
 
     def _know_caches(self, kv_caches: Sequence[Tensor]) -> None:
         """A runner has the same in every step: they are looked at once."""
-        known = self._caches
-        if len(kv_caches) == len(known) and all(map(operator.is_, kv_caches, known)):
+        expect("decoder: the number of kv_caches is", len(kv_caches), self._num_layers)
+        if self._caches and all(map(operator.is_, kv_caches, self._caches)):
             return
         sizes, like = self._sizes, _form(kv_caches[0])
-        expect("decoder: the number of kv_caches is", len(kv_caches), self._num_layers)
         shape = kv_cache_shape(0, sizes.num_kv_heads, sizes.head_dim, kv_caches[0].dtype)
         expect("decoder: kv_caches[0] is of shape [N] +", list(kv_caches[0].shape[1:]), list(shape[1:]))
         for i, cache in enumerate(kv_caches):

@@ -148,7 +148,10 @@ def test_wrong_places_and_arguments_are_named(tiny_llama: Path) -> None:
     fails(r"decoder: kv_lens\[0\] is 1000; expected 0 to", too_long)
     backwards = replace(good, query_starts=torch.tensor([1, 0], dtype=torch.int32))
     fails(r"decoder: query_starts\[0:2\] is 1, 0; expected to rise", backwards)
-    fails(r"decoder: the number of kv_caches is 1; expected 3", caches=run.kv_caches[:1])
+    for count in (0, 1):
+        fails(rf"decoder: the number of kv_caches is {count}; expected 3", caches=run.kv_caches[:count])
+    other = [*run.kv_caches[:2], run.kv_caches[2][:1]]
+    fails(r"decoder: kv_caches\[2\] has shape, strides, dtype, device", caches=other)
     fails(r"decoder: hidden is of dtype torch.bfloat16; expected torch.float32", x=hidden.bfloat16())
     fails(r"decoder: hidden is of shape \[1, 32\]; expected \[1, 64\]", x=hidden[:, :32].contiguous())
 
