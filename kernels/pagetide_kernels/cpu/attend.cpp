@@ -20,8 +20,9 @@ namespace {
 
 template <class Element, class Cache>
 class Worker {
-  using Pack = Operands<Element>;
+  using Pack = Operands<Element, Cache>;
   using Word = typename Pack::Word;
+  using Row = RowWord<Word>;
   static constexpr int kTileDepth = kTileTokens / Pack::kPerWord;
 #if defined(__AMX_BF16__)
   // Tiles wait for what was just stored: there is to be time between.
@@ -58,9 +59,9 @@ class Worker {
       scratch += floats;
       return start;
     };
-    queries_ = reinterpret_cast<Word*>(take(int64_t{num_rows_} * call.head_size));  // not last: see kSpareRows
+    queries_ = reinterpret_cast<Row*>(take(int64_t{num_rows_} * call.head_size));  // not last: see kSpareRows
     dots_ = take(int64_t{kRows} * kTileTokens);
-    probabilities_ = reinterpret_cast<Word*>(take(int64_t{kRows} * kTileTokens));
+    probabilities_ = reinterpret_cast<Row*>(take(int64_t{kRows} * kTileTokens));
     states_ = take((num_rows_ + kSpareRows) * call.state_size());
     totals_ = take(num_rows_ * call.state_size());
   }
@@ -112,7 +113,8 @@ class Worker {
     for (int row = 0; row < num_rows_; ++row) {
       const auto* in =
           static_cast<const Element*>(call_.query) + item_.token(row) * call_.query_stride + item_.head_offset(row);
-      Pack::pack_query(in, call_.head_size, queries_ + int64_t{row} * words_per_row());
+      auto* query = elements_of(queries_ + int64_t{row} * words_per_row());
+      for (int d = 0; d < call_.head_size; d += kLanes) store(load(in + d), query + d);
     }
   }
 
@@ -241,7 +243,7 @@ class Worker {
     for (int i = 0; i < count; ++i) {
       const float sum = seen_by_row(i, [&](auto seen) {
         return soften_row<Element>(dots_ + i * kTileTokens, seen, scores, tile_.scales(), highest[i],
-                                   probabilities_ + i * kTileDepth);
+                                   elements_of(probabilities_ + i * kTileDepth));
       });
       const RowState row_state = state(states_, row + i);
       row_state.sum() = row_state.sum() * factors[i] + sum;
@@ -254,9 +256,9 @@ class Worker {
   const WorkItem* next_;
   int num_rows_;
   PackedTile<Element, Cache> tile_;
-  Word* queries_;        // [rows][head_size]
+  Row* queries_;         // [rows][head_size]
   float* dots_;          // [kRows][kTileTokens]
-  Word* probabilities_;  // [kRows][kTileTokens]
+  Row* probabilities_;   // [kRows][kTileTokens]
   float* states_;        // of the partition at hand
   float* totals_;
   Lookahead ahead_;

@@ -165,34 +165,6 @@ struct Expansion<Format, BfloatPair> {
   }
 };
 
-#else
-
-PAGETIDE_INLINE uint32_t bfloat_bits(int32_t whole) {
-  const auto value = static_cast<float>(whole);
-  uint32_t bits;
-  std::memcpy(&bits, &value, sizeof bits);
-  return bits >> 16;
-}
-
-template <class Format>
-struct Expansion<Format, BfloatPair> {
-  static constexpr int kDepth = kGroupInputs / 2;
-
-  static void unpack(const uint8_t* group, BfloatPair* out) {
-    for (int i = 0; i < Format::kLoads; ++i) {
-      uint32_t bits[kLanes];
-      std::memcpy(bits, group + i * kLoadBytes, sizeof bits);
-      for (int k = 0; k < Format::kInputs; k += 2, out += kLanes) {
-        uint32_t pairs[kLanes];
-        for (int n = 0; n < kLanes; ++n) {
-          pairs[n] = bfloat_bits(Format::value(bits[n], k)) | bfloat_bits(Format::value(bits[n], k + 1)) << 16;
-        }
-        std::memcpy(out, pairs, sizeof pairs);
-      }
-    }
-  }
-};
-
 #endif
 
 }  // namespace pagetide::PAGETIDE_ISA

@@ -172,7 +172,7 @@ class Run {
     const int width = shape_.intermediate_size, columns = width / kLanes;
     const PanelProduct product{layer.gate_up, member.crew.rows.normed.get(), shape_.hidden_size,
                                member.crew.rows.gates.get(), sharing_of(layer.down)};
-    LinearCall to_gates = product.call(member, size(panel), element_size_);
+    LinearCall to_gates = call_of(product, member, panel);
     to_gates.out_stride = width;
     LinearCall to_ups = to_gates;
     to_ups.out = decoder_.threads[static_cast<size_t>(member.thread)].ups.get();
@@ -191,13 +191,20 @@ class Run {
   }
 
   void multiply(Member& member, Range panel, const PanelProduct& product) {
-    const LinearCall call = product.call(member, size(panel), element_size_);
+    const LinearCall call = call_of(product, member, panel);
     sum_inputs(member, call);
     member.crew.shares.work_through(member.rank, member.next_round(size(panel), call.num_columns),
                                     [&](Range tokens, Range columns, Range next) {
                                       project(call, tokens, columns, next);
                                     });
     member.crew.barrier.wait();
+  }
+
+  LinearCall call_of(const PanelProduct& product, const Member& member, Range panel) {
+    LinearCall call = product.call(member, size(panel), element_size_);
+    call.widened = &decoder_.threads[static_cast<size_t>(member.thread)].inputs;
+    call.widened->tokens = {0, 0};
+    return call;
   }
 
   // The product before is done with the sums: a barrier lies between.

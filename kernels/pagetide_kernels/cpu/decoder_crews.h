@@ -102,8 +102,8 @@ class Crews {
 
  private:
   // Panels of more tokens would leave the L2 cache, of fewer would read the weights too often: the faster the
-  // products, the more that matters.
-  static int panel_tokens() { return current_isa() == Isa::amx ? 192 : 96; }
+  // products, the more that matters. Without AVX-512 inputs take twice the memory (inputs.h).
+  static int panel_tokens() { return current_isa() == Isa::amx ? 192 : current_isa() == Isa::avx512 ? 96 : 48; }
 
   // AMX takes so many rows at a time.
   static constexpr int kTokensPerTile = 16;

@@ -5,6 +5,8 @@
 #include <memory>
 #include <new>
 
+#include "linear.h"
+
 namespace pagetide {
 
 // Memory that grows and is never cleared.
@@ -40,6 +42,7 @@ struct Rows {
 struct ThreadMemory {
   Buffer attention;
   Buffer ups;  // [P][a piece's columns]
+  WidenedInputs inputs;
 };
 
 }  // namespace pagetide

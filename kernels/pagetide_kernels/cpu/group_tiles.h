@@ -80,7 +80,7 @@ void multiply_group_columns(int left, const UnpackedGroups<Format, BfloatPair>& 
   GroupTiles<kRowTiles, kColumns, Format>(groups, p, rows, column).run();
 }
 
-// rows <= 2 * kTileRows, columns <= kMaxColumns.
+// rows <= 2 * kTileRows, columns <= kGroupColumns.
 template <class Format>
 void multiply_group_tiles(int rows, int columns, const UnpackedGroups<Format, BfloatPair>& groups,
                           GroupProduct<BfloatPair> p) {

@@ -23,7 +23,11 @@ void project_all(const LinearCall& call, LinearKernels::Project project) {
   for (int i = 0; i < count; ++i) {
     const Share share = share_of(i, count, call.num_tokens, call.num_columns);
     const ThreadSetup setup;
-    project(call, share.tokens, share.columns, {0, 0});
+    static thread_local WidenedInputs widened;
+    LinearCall own = call;
+    own.widened = &widened;
+    widened.tokens = {0, 0};
+    project(own, share.tokens, share.columns, {0, 0});
   }
 }
 

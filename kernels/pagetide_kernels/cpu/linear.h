@@ -2,6 +2,8 @@
 // computes (compiled for each instruction set).
 #pragma once
 
+#include <vector>
+
 #include "elements.h"
 
 namespace pagetide {
@@ -15,6 +17,12 @@ struct CodedWeights {
   int32_t has_minimums;
   const uint16_t* scales;  // [columns][in_features / 32][scales, minimums if there are any][16] float16
   float* input_sums;       // [tokens][in_features / 32], for minimums; see QuantisedKernels
+};
+
+// Inputs as floats, kept from one part of a product to the next that the same thread computes.
+struct WidenedInputs {
+  Range tokens{0, 0};  // those that are there
+  std::vector<float> rows;
 };
 
 // The arguments of signatures.LINEAR, in its order, or those of signatures.QUANTISED_LINEAR. Strides are in
@@ -40,6 +48,8 @@ struct LinearCall {
   // What the thread that computes reads after this, whole lines of it; null: unknown.
   const void* then = nullptr;
   int64_t then_bytes = 0;
+  // The thread's memory for this product's inputs, empty when the product begins.
+  WidenedInputs* widened = nullptr;
 };
 
 struct LinearKernels {

@@ -58,8 +58,13 @@ class Lookahead {
   static constexpr bool packing_fetches() { return true; }
 #else
   static PAGETIDE_INLINE bool goes_into_l1() { return kHasRoomInL1; }
+#if defined(__AVX512BF16__)
   // With a small L1 what is packed comes from L2, by the queue that a fetch would wait in.
   static PAGETIDE_INLINE bool packing_fetches() { return kHasRoomInL1; }
+#else
+  // What follows takes so long that packing has time to wait.
+  static constexpr bool packing_fetches() { return true; }
+#endif
 #endif
 
   static PAGETIDE_INLINE void prefetch(const char* line) {

@@ -29,19 +29,30 @@ void multiply_block(const Product<Word>& p, int column) {
       sums[r][c] = p.factors ? load(out.row(r) + c * kLanes) * fill(p.factors[r]) : fill(0.0f);
     }
   }
+  constexpr int kTogether = kHasRegisters ? kColumns : 1;
+  const auto rows = p.a;
+  const auto columns = p.b;
+  const int depth = p.depth;
   Lookahead::Place place = p.ahead->place;
   int until_fetch = p.fetch_every;
-  for (int i = 0; i < p.depth; ++i) {
+  for (int i = 0; i < depth; ++i) {
     if (--until_fetch == 0) {
       until_fetch = p.fetch_every;
       p.ahead->fetch(p.fetch_lines, place);
     }
-    decltype(load_words(p.b.data)) b[kColumns];
-    PAGETIDE_UNROLL for (int c = 0; c < kColumns; ++c) b[c] = load_words(p.b.at(i, column + c));
-    PAGETIDE_UNROLL for (int r = 0; r < kRows; ++r) {
-      const auto a = fill_words(p.a.row(r)[i]);
-      PAGETIDE_UNROLL for (int c = 0; c < kColumns; ++c) sums[r][c] =
-          multiply_accumulate(a, b[c], sums[r][c]);
+    PAGETIDE_UNROLL for (int part = 0; part < kParts<Word>; ++part) {
+      PAGETIDE_UNROLL for (int first = 0; first < kColumns; first += kTogether) {
+        decltype(load_words(p.b.data, part)) b[kTogether];
+        PAGETIDE_UNROLL for (int c = 0; c < kTogether; ++c) {
+          b[c] = load_words(columns.at(i, column + first + c), part);
+        }
+        PAGETIDE_UNROLL for (int r = 0; r < kRows; ++r) {
+          const auto a = fill_words(rows.row(r)[i], part);
+          PAGETIDE_UNROLL for (int c = 0; c < kTogether; ++c) {
+            sums[r][first + c] = multiply_accumulate(a, b[c], sums[r][first + c]);
+          }
+        }
+      }
     }
   }
   p.ahead->place = place;

@@ -10,9 +10,19 @@
 
 namespace pagetide::PAGETIDE_ISA {
 
+#if defined(__AVX512BF16__)
+// Sums of as many registers as there are, and as many again for the groups'.
+constexpr int kGroupRows = 3;
+constexpr int kGroupColumns = kMaxColumns;
+#else
+// The groups' are in memory.
+constexpr int kGroupRows = kMaxRows;
+constexpr int kGroupColumns = 1;
+#endif
+
 template <class Word>
 struct GroupProduct {
-  Matrix<const Word> a;        // rows x depth
+  Matrix<const RowWord<Word>> a;        // rows x depth
   Matrix<const float> a_sums;  // rows x groups, where there are minimums
   Matrix<float> c;             // rows x columns * kLanes
   int num_groups;
@@ -27,8 +37,8 @@ struct UnpackedGroups {
   static constexpr int kLoads = kDepth;
   static constexpr int kWordsPerLoad = 1;
 
-  alignas(64) Word words[kMaxColumns][kGroups][kDepth * kLanes];
-  alignas(64) float scales[kMaxColumns][kGroups][Format::kScales];
+  alignas(64) Word words[kGroupColumns][kGroups][kDepth * kLanes];
+  alignas(64) float scales[kGroupColumns][kGroups][Format::kScales];
 
   void unpack(const uint8_t* codes, const uint16_t* halves, int column, int group) {
     Words::unpack(codes, words[column][group]);
@@ -38,7 +48,7 @@ struct UnpackedGroups {
   }
 
   PAGETIDE_INLINE auto read(int column, int group, int i) const {
-    return load_words(words[column][group] + i * kLanes);
+    return load_words(words[column][group] + i * kLanes, 0);
   }
 
   template <class Loaded>
@@ -104,10 +114,10 @@ void multiply_groups_block(const Groups& groups, const GroupProduct<Word>& p) {
       decltype(groups.read(0, 0, 0)) loaded[kColumns];
       PAGETIDE_UNROLL for (int c = 0; c < kColumns; ++c) loaded[c] = groups.read(c, group, i);
       PAGETIDE_UNROLL for (int j = 0; j < Groups::kWordsPerLoad; ++j) {
-        decltype(load_words(p.a.data)) b[kColumns];
+        decltype(groups.word(loaded[0], j)) b[kColumns];
         PAGETIDE_UNROLL for (int c = 0; c < kColumns; ++c) b[c] = groups.word(loaded[c], j);
         PAGETIDE_UNROLL for (int r = 0; r < kRows; ++r) {
-          const auto a = fill_words(p.a.row(r)[group * kDepth + i * Groups::kWordsPerLoad + j]);
+          const auto a = fill_words(p.a.row(r)[group * kDepth + i * Groups::kWordsPerLoad + j], 0);
           PAGETIDE_UNROLL for (int c = 0; c < kColumns; ++c) sums[r][c] =
               multiply_accumulate(a, b[c], sums[r][c]);
         }

@@ -10,18 +10,15 @@
 
 namespace pagetide::PAGETIDE_ISA {
 
+PAGETIDE_INLINE void store_bits(Vec words, BfloatPair* out) { store(words, reinterpret_cast<float*>(out)); }
+
 // Every element, and every code of an 8-bit cache (kv_codes.h), is widened to a float.
-template <class Element>
+template <class Element, class Cache>
 struct Operands {
   using Word = float;
   static constexpr int kPerWord = 1;
 
-  static void pack_query(const Element* row, int head_size, Word* out) {
-    for (int d = 0; d < head_size; d += kLanes) store(load(row + d), out + d);
-  }
-
   // [16][head_size] -> sixteen columns of [head_size][kTileTokens]
-  template <class Cache>
   static void pack_keys(const Cache* block, int head_size, Word* out, Lookahead& ahead) {
     for (int d = 0; d < head_size; d += kLanes) {
       Vec rows[kLanes];
@@ -33,7 +30,6 @@ struct Operands {
   }
 
   // [16][head_size] as it is, with zeros for the tokens outside `valid`, whatever stands there.
-  template <class Cache>
   static void pack_values(const Cache* block, int head_size, Range valid, Word* out, Lookahead& ahead) {
     for (int t = 0; t < kBlockTokens; ++t) {
       const bool present = t >= valid.begin && t < valid.end;
@@ -44,51 +40,54 @@ struct Operands {
       ahead.fetch_while_packing(head_size / (2 * kLanes));
     }
   }
-
-  static PAGETIDE_INLINE void store_probabilities(Vec p, Word* out) { store(p, out); }
 };
 
-#if defined(__AVX512BF16__)
-
 template <>
-struct Operands<bfloat16> {
+struct Operands<bfloat16, bfloat16> {
   using Word = BfloatPair;
-  using Codes = PairExpander<CodeFormat<8, false>>;
   static constexpr int kPerWord = 2;
-
-  static void pack_query(const bfloat16* row, int head_size, Word* out) {
-    for (int d = 0; d < head_size; d += kLanes) {
-      _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + d / 2),
-                          _mm256_loadu_si256(reinterpret_cast<const __m256i*>(row + d)));
-    }
-  }
 
   // [16][head_size] -> sixteen columns of [head_size / 2][kTileTokens]
   static void pack_keys(const bfloat16* block, int head_size, Word* out, Lookahead& ahead) {
     const int words = head_size / 2;
     for (int w = 0; w < words; w += kLanes) {
       const int count = words - w < kLanes ? words - w : kLanes;
-      const auto present = static_cast<__mmask16>((1u << count) - 1);
       Vec rows[kLanes];
-      for (int t = 0; t < kLanes; ++t) {
-        rows[t] = {_mm512_maskz_loadu_ps(present, block + t * head_size + 2 * w)};
-      }
+      for (int t = 0; t < kLanes; ++t) rows[t] = load_bits(block + t * head_size + 2 * w, count);
       ahead.fetch_while_packing(kLanes / 2);
       transpose(rows);
-      for (int i = 0; i < count; ++i) _mm512_storeu_ps(out + (w + i) * kTileTokens, rows[i].lanes);
+      for (int i = 0; i < count; ++i) store_bits(rows[i], out + (w + i) * kTileTokens);
     }
   }
+
+  // [16][head_size] -> [8][head_size] of pairs, with zeros for the tokens outside `valid`.
+  static void pack_values(const bfloat16* block, int head_size, Range valid, Word* out, Lookahead& ahead) {
+    for (int t = 0; t < kBlockTokens; t += 2) {
+      const bool first = t >= valid.begin && t < valid.end;
+      const bool second = t + 1 >= valid.begin && t + 1 < valid.end;
+      const bfloat16* row = block + t * head_size;
+      for (int d = 0; d < head_size; d += kLanes) {
+        const Vec pairs = paired(first ? row + d : nullptr, second ? row + head_size + d : nullptr);
+        store_bits(pairs, out + t / 2 * head_size + d);
+      }
+      ahead.fetch_while_packing(head_size / (2 * kLanes));
+    }
+  }
+};
+
+#if defined(__AVX512BF16__)
+
+template <>
+struct Operands<bfloat16, int8_t> : Operands<bfloat16, bfloat16> {
+  using Codes = PairExpander<CodeFormat<8, false>>;
 
   static void pack_keys(const int8_t* block, int head_size, Word* out, Lookahead& ahead) {
     const Codes expander;
     const int loads = head_size / 4;  // of four neighbouring codes a token
     for (int w = 0; w < loads; w += kLanes) {
       const int count = loads - w < kLanes ? loads - w : kLanes;
-      const auto present = static_cast<__mmask16>((1u << count) - 1);
       Vec rows[kLanes];
-      for (int t = 0; t < kLanes; ++t) {
-        rows[t] = {_mm512_maskz_loadu_ps(present, block + t * head_size + 4 * w)};
-      }
+      for (int t = 0; t < kLanes; ++t) rows[t] = load_bits(block + t * head_size + 4 * w, count);
       ahead.fetch_while_packing(kLanes / 2);
       transpose(rows);
       for (int i = 0; i < count; ++i) {
@@ -100,21 +99,6 @@ struct Operands<bfloat16> {
     }
   }
 
-  // [16][head_size] -> [8][head_size] of pairs, with zeros for the tokens outside `valid`.
-  static void pack_values(const bfloat16* block, int head_size, Range valid, Word* out, Lookahead& ahead) {
-    for (int t = 0; t < kBlockTokens; t += 2) {
-      const bool first = t >= valid.begin && t < valid.end;
-      const bool second = t + 1 >= valid.begin && t + 1 < valid.end;
-      const bfloat16* row = block + t * head_size;
-      for (int d = 0; d < head_size; d += kLanes) {
-        const __m512i low = first ? load_zero_extended(row + d) : _mm512_setzero_si512();
-        const __m512i high = second ? load_zero_extended(row + head_size + d) : _mm512_setzero_si512();
-        _mm512_storeu_si512(out + t / 2 * head_size + d, _mm512_or_si512(low, _mm512_slli_epi32(high, 16)));
-      }
-      ahead.fetch_while_packing(head_size / (2 * kLanes));
-    }
-  }
-
   static void pack_values(const int8_t* block, int head_size, Range valid, Word* out, Lookahead& ahead) {
     for (int t = 0; t < kBlockTokens; t += 2) {
       const bool first = t >= valid.begin && t < valid.end;
@@ -123,17 +107,15 @@ struct Operands<bfloat16> {
       for (int d = 0; d < head_size; d += kLanes) {
         const Vec low = first ? load(row + d) : fill(0.0f);
         const Vec high = second ? load(row + head_size + d) : fill(0.0f);
-        _mm512_storeu_si512(out + t / 2 * head_size + d, paired(low, high));
+        _mm512_storeu_si512(out + t / 2 * head_size + d, paired_codes(low, high));
       }
       ahead.fetch_while_packing(head_size / (2 * kLanes));
     }
   }
 
-  static PAGETIDE_INLINE void store_probabilities(Vec p, Word* out) { store(p, &out->first); }
-
  private:
   // Of whole numbers that bf16 can hold.
-  static PAGETIDE_INLINE __m512i paired(Vec low, Vec high) {
+  static PAGETIDE_INLINE __m512i paired_codes(Vec low, Vec high) {
     return _mm512_or_si512(_mm512_srli_epi32(_mm512_castps_si512(low.lanes), 16),
                            _mm512_castps_si512(high.lanes));
   }

@@ -12,7 +12,7 @@ namespace pagetide::PAGETIDE_ISA {
 
 template <class Element, class Cache>
 class PackedTile {
-  using Pack = Operands<Element>;
+  using Pack = Operands<Element, Cache>;
 
  public:
   using Word = typename Pack::Word;

@@ -29,7 +29,7 @@ struct Columns {
 
 template <class Word>
 struct Product {
-  Matrix<const Word> a;  // rows x depth
+  Matrix<const RowWord<Word>> a;  // rows x depth
   Columns<Word> b;       // depth x columns
   Matrix<float> c;       // rows x columns * kLanes
   int depth;

@@ -6,6 +6,7 @@
 #include <array>
 #include <type_traits>
 
+#include "inputs.h"
 #include "linear.h"
 #include "multiply.h"
 
@@ -28,7 +29,11 @@ constexpr int kRowsAtOnce = 192;
 #else
 constexpr int kRowsAtOnce = 96;
 #endif
+#if defined(__AVX512BF16__)
 constexpr int kChunkInputs = 2048;
+#else
+constexpr int kChunkInputs = 640;
+#endif
 
 template <class Element>
 class Projection {
@@ -38,10 +43,18 @@ class Projection {
   static constexpr int kChunkDepth = kChunkInputs / kPerWord;
 
  public:
-  explicit Projection(const LinearCall& call) : call_(call), depth_(call.in_features / kPerWord) {}
+  explicit Projection(const LinearCall& call)
+      : call_(call), depth_(call.in_features / kPerWord), inputs_(call) {}
 
   void run(Range tokens, Range columns, Range after) {
-    if (tokens.begin == tokens.end) return;
+    while (tokens.begin < tokens.end) {
+      const Range taken = inputs_.take(tokens);
+      run_taken(taken, columns, after);
+      tokens.begin = taken.end;
+    }
+  }
+
+ private:  void run_taken(Range tokens, Range columns, Range after) {
     const int width = columns_at_once<Word>(tokens.end - tokens.begin);
     for (int column = columns.begin; column < columns.end; column += width) {
       const Range tile = first(width, {column, columns.end});
@@ -52,7 +65,12 @@ class Projection {
     }
   }
 
- private:
+  // Of as many chunks as it takes, in whole tiles of tiles.h.
+  static int even_part(int depth) {
+    constexpr int kStep = 16;
+    return ceil_divided(ceil_divided(depth, ceil_divided(depth, kChunkDepth)), kStep) * kStep;
+  }
+
   static Range first(int count, Range range) {
     return {range.begin, range.end - range.begin < count ? range.end : range.begin + count};
   }
@@ -64,15 +82,16 @@ class Projection {
   // A chunk of the inputs at a time; if there are many, the sums of a tile wait while its weights pass by.
   void run_tile(Range tokens, Range columns, Range next_columns) {
     if (call_.is_widened) fetch_outputs(tokens, columns);
-    for (int depth = 0; depth < depth_; depth += kChunkDepth) {
-      const Range chunk = first(kChunkDepth, {depth, depth_});
+    const int size = even_part(depth_);
+    for (int depth = 0; depth < depth_; depth += size) {
+      const Range chunk = first(size, {depth, depth_});
       if (chunk.end < depth_) {
-        look_ahead(columns, first(kChunkDepth, {chunk.end, depth_}));
+        look_ahead(columns, first(size, {chunk.end, depth_}));
       } else if (next_columns.begin == next_columns.end && call_.then != nullptr) {
         ahead_.clear(call_.then_bytes);
         ahead_.add(call_.then);
       } else {
-        look_ahead(next_columns, first(kChunkDepth, {0, depth_}));
+        look_ahead(next_columns, first(size, {0, depth_}));
       }
       run_chunk(tokens, columns, chunk);
     }
@@ -108,9 +127,9 @@ class Projection {
       for (float& one : ones) one = 1.0f;
       return ones;
     }();
-    const auto* input = static_cast<const Element*>(call_.input) + tokens.begin * call_.input_stride;
+    const Matrix<const RowWord<Word>> input = inputs_.rows_from(tokens.begin);
     const Product<Word> product{
-        {reinterpret_cast<const Word*>(input) + chunk.begin, call_.input_stride / kPerWord},
+        {input.data + chunk.begin, input.stride},
         {weights(columns.begin, chunk.begin), kLanes, int64_t{depth_} * kLanes},
         {sums, kMaxColumns * kLanes},
         chunk.end - chunk.begin,
@@ -163,6 +182,7 @@ class Projection {
 
   const LinearCall& call_;
   int depth_;
+  Inputs<Element, RowWord<Word>> inputs_;
   Lookahead ahead_;
   int fetch_every_ = 1;
   float sums_[kRowsAtOnce][kMaxColumns * kLanes];

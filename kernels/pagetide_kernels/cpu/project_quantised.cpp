@@ -6,6 +6,7 @@
 
 #include <type_traits>
 
+#include "inputs.h"
 #include "linear.h"
 #include "multiply_groups.h"
 
@@ -16,9 +17,6 @@
 namespace pagetide::PAGETIDE_ISA {
 namespace {
 
-// Sums of as many registers as there are, and as many again for the groups'.
-constexpr int kGroupRows = kMaxColumns > 1 ? 3 : 2;
-
 // The sums of a tile wait while its weights are unpacked, a few groups at a time.
 constexpr int kTileRows = 96;
 
@@ -28,7 +26,11 @@ constexpr int64_t kMaxAhead = 256 << 10;
 
 template <class Element, class Format>
 class QuantisedProjection {
+#if defined(__AVX512BF16__)
   using Word = std::conditional_t<std::is_same_v<Element, float>, float, BfloatPair>;
+#else
+  using Word = float;
+#endif
   using Unpacked = UnpackedGroups<Format, Word>;
   static constexpr int kDepth = Unpacked::kDepth;
 #if defined(__AMX_BF16__)
@@ -45,11 +47,20 @@ class QuantisedProjection {
 
  public:
   explicit QuantisedProjection(const LinearCall& call)
-      : call_(call), num_groups_(call.in_features / kGroupInputs) {}
+      : call_(call), num_groups_(call.in_features / kGroupInputs), inputs_(call) {}
 
   void run(Range tokens, Range columns, Range after) {
-    for (int column = columns.begin; column < columns.end; column += kMaxColumns) {
-      const Range tile = first(kMaxColumns, {column, columns.end});
+    while (tokens.begin < tokens.end) {
+      const Range taken = inputs_.take(tokens);
+      run_taken(taken, columns, after);
+      tokens.begin = taken.end;
+    }
+  }
+
+ private:
+  void run_taken(Range tokens, Range columns, Range after) {
+    for (int column = columns.begin; column < columns.end; column += kGroupColumns) {
+      const Range tile = first(kGroupColumns, {column, columns.end});
       const int next = tile.end < columns.end ? tile.end : after.begin < after.end ? after.begin : tile.end;
       const int64_t ahead = (next - tile.begin) * column_bytes();
       ahead_ = ahead < kMaxAhead && ahead > -kMaxAhead ? ahead : 0;
@@ -59,7 +70,6 @@ class QuantisedProjection {
     }
   }
 
- private:
   static Range first(int count, Range range) {
     return {range.begin, range.end - range.begin < count ? range.end : range.begin + count};
   }
@@ -77,14 +87,12 @@ class QuantisedProjection {
 
   // What some groups add to the sums of the tokens from `token` on.
   GroupProduct<Word> product(int token, float* sums, Range groups) const {
-    const auto* input = static_cast<const Element*>(call_.input) + token * call_.input_stride;
-    const int per_word = kGroupInputs / kDepth;
+    const Matrix<const Word> input = inputs_.rows_from(token);
     const float* input_sums = call_.codes.input_sums;
     if (input_sums != nullptr) input_sums += int64_t{token} * num_groups_ + groups.begin;
-    return {{reinterpret_cast<const Word*>(input) + int64_t{groups.begin} * kDepth,
-             call_.input_stride / per_word},
+    return {{input.data + int64_t{groups.begin} * kDepth, input.stride},
             {input_sums, num_groups_},
-            {sums, kMaxColumns * kLanes},
+            {sums, kGroupColumns * kLanes},
             groups.end - groups.begin};
   }
 
@@ -145,7 +153,7 @@ class QuantisedProjection {
     int token = tokens.begin;
     for (int sets = ceil_divided(tokens.end - token, kGroupRows); sets > 0; --sets) {
       const int rows = ceil_divided(tokens.end - token, sets);
-      multiply_groups<kGroupRows, kMaxColumns, Format>(rows, columns.end - columns.begin, groups,
+      multiply_groups<kGroupRows, kGroupColumns, Format>(rows, columns.end - columns.begin, groups,
                                                        product(token, sums_[token - tokens.begin], range));
       token += rows;
     }
@@ -176,9 +184,10 @@ class QuantisedProjection {
 
   const LinearCall& call_;
   int num_groups_;
+  Inputs<Element, Word> inputs_;
   int64_t ahead_ = 0;
   Unpacked unpacked_;
-  alignas(64) float sums_[kTileRows][kMaxColumns * kLanes];
+  alignas(64) float sums_[kTileRows][kGroupColumns * kLanes];
 };
 
 template <class Element>

@@ -125,15 +125,14 @@ PAGETIDE_INLINE float largest_score(float* dots, Seen<kWhole> seen, const Scores
 
 // Turns a row's scores into probabilities relative to `max`; tokens that are not seen get none. Returns their
 // sum.
-template <class Element, bool kWhole, class Scores, class Scales>
+template <class Element, bool kWhole, class Scores, class Scales, class Out>
 PAGETIDE_INLINE float soften_row(const float* dots, Seen<kWhole> seen, const Scores& scores, const Scales& scales,
-                                 float max, typename Operands<Element>::Word* probabilities) {
+                                 float max, Out* probabilities) {
   Vec sums = fill(0.0f);
   for (int i = 0; i < seen.size(); ++i) {
     const Vec p = seen.select(i, exp2_below<Element>(scores.below(fill(max), dots, i)), 0.0f);
     sums = sums + p;
-    Operands<Element>::store_probabilities(scales.scaled_probabilities(p, i),
-                                           probabilities + i * kLanes / Operands<Element>::kPerWord);
+    store(scales.scaled_probabilities(p, i), probabilities + i * kLanes);
   }
   return reduce_sum(sums);
 }

@@ -8,9 +8,11 @@
 namespace pagetide::PAGETIDE_ISA {
 
 // Sums that stay in registers beside what they add up, and the most rows and vectors of them.
-constexpr int kMaxSums = 4;
-constexpr int kMaxRows = 4;
-constexpr int kMaxColumns = 1;
+constexpr int kMaxSums = 6;
+constexpr int kMaxRows = 6;
+constexpr int kMaxColumns = 4;
+// Beside those sums, for all vectors at once.
+constexpr bool kHasRegisters = false;
 
 struct Vec {
   __m256 low;
@@ -21,11 +23,20 @@ PAGETIDE_INLINE Vec kept(Vec v) { return v; }
 
 PAGETIDE_INLINE Vec fill(float value) { return {_mm256_set1_ps(value), _mm256_set1_ps(value)}; }
 
+PAGETIDE_INLINE Vec fill_now(const float& value) {
+  __m256 lanes;
+  asm volatile("vbroadcastss %1, %0" : "=x"(lanes) : "m"(value));
+  return {lanes, lanes};
+}
+
 PAGETIDE_INLINE Vec load(const float* in) { return {_mm256_loadu_ps(in), _mm256_loadu_ps(in + 8)}; }
 
+PAGETIDE_INLINE __m256i load_zero_extended(const bfloat16* in) {
+  return _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(in)));
+}
+
 PAGETIDE_INLINE __m256 widen(const bfloat16* in) {
-  const __m128i bits = _mm_loadu_si128(reinterpret_cast<const __m128i*>(in));
-  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(bits), 16));
+  return _mm256_castsi256_ps(_mm256_slli_epi32(load_zero_extended(in), 16));
 }
 
 PAGETIDE_INLINE Vec load(const bfloat16* in) { return {widen(in), widen(in + 8)}; }
@@ -36,17 +47,38 @@ PAGETIDE_INLINE __m256 widen(const int8_t* in) {
 
 PAGETIDE_INLINE Vec load(const int8_t* in) { return {widen(in), widen(in + 8)}; }
 
+alignas(32) constexpr uint32_t kUpperHalves[8] = {0xffff0000, 0xffff0000, 0xffff0000, 0xffff0000,
+                                                   0xffff0000, 0xffff0000, 0xffff0000, 0xffff0000};
+
 // The first (0) or second (1) bf16 of each of sixteen pairs.
 template <int kHalf>
 PAGETIDE_INLINE __m256 widen_half(const void* pairs) {
-  const __m256i bits = _mm256_loadu_si256(static_cast<const __m256i*>(pairs));
-  const __m256i upper = _mm256_and_si256(bits, _mm256_set1_epi32(static_cast<int>(0xffff0000)));
-  return _mm256_castsi256_ps(kHalf == 0 ? _mm256_slli_epi32(bits, 16) : upper);
+  __m256i bits = _mm256_loadu_si256(static_cast<const __m256i*>(pairs));
+  if constexpr (kHalf == 0) return _mm256_castsi256_ps(_mm256_slli_epi32(bits, 16));
+  asm("vpand %1, %0, %0" : "+x"(bits) : "m"(kUpperHalves));
+  return _mm256_castsi256_ps(bits);
 }
 
 template <int kHalf>
 PAGETIDE_INLINE Vec load_halves(const void* pairs) {
   return {widen_half<kHalf>(pairs), widen_half<kHalf>(static_cast<const char*>(pairs) + 32)};
+}
+
+// Eight or sixteen words of 32 bits as they are, with zeros behind them.
+PAGETIDE_INLINE Vec load_bits(const void* in, int count) {
+  const auto* words = static_cast<const float*>(in);
+  return {_mm256_loadu_ps(words), count > 8 ? _mm256_loadu_ps(words + 8) : _mm256_setzero_ps()};
+}
+
+PAGETIDE_INLINE __m256 paired_half(const bfloat16* first, const bfloat16* second, int at) {
+  const __m256i low = first != nullptr ? load_zero_extended(first + at) : _mm256_setzero_si256();
+  const __m256i high = second != nullptr ? load_zero_extended(second + at) : _mm256_setzero_si256();
+  return _mm256_castsi256_ps(_mm256_or_si256(low, _mm256_slli_epi32(high, 16)));
+}
+
+// Pairs of two rows' elements; null: a row of zeros.
+PAGETIDE_INLINE Vec paired(const bfloat16* first, const bfloat16* second) {
+  return {paired_half(first, second, 0), paired_half(first, second, 8)};
 }
 
 PAGETIDE_INLINE void store(Vec v, float* out) {
@@ -95,6 +127,15 @@ PAGETIDE_INLINE Vec min(Vec a, Vec b) { return {_mm256_min_ps(a.low, b.low), _mm
 
 PAGETIDE_INLINE Vec multiply_add(Vec a, Vec b, Vec c) {
   return {_mm256_fmadd_ps(a.low, b.low, c.low), _mm256_fmadd_ps(a.high, b.high, c.high)};
+}
+
+PAGETIDE_INLINE __m256 accumulate(__m256 a, __m256 b, __m256 sum) {
+  asm("vfmadd231ps %2, %1, %0" : "+x"(sum) : "x"(a), "x"(b));
+  return sum;
+}
+
+PAGETIDE_INLINE Vec accumulate(Vec a, Vec b, Vec sum) {
+  return {accumulate(a.low, b.low, sum.low), accumulate(a.high, b.high, sum.high)};
 }
 
 PAGETIDE_INLINE __m256 lanes_within(Range range, int first_lane) {

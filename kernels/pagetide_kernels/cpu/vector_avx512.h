@@ -11,6 +11,8 @@ namespace pagetide::PAGETIDE_ISA {
 constexpr int kMaxSums = 24;
 constexpr int kMaxRows = 12;
 constexpr int kMaxColumns = 4;
+// Beside those sums, for all vectors at once.
+constexpr bool kHasRegisters = true;
 
 struct Vec {
   __m512 lanes;
@@ -43,6 +45,18 @@ PAGETIDE_INLINE Vec load(const int8_t* in) {
   return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(codes))};
 }
 
+// Up to sixteen words of 32 bits as they are, with zeros behind them.
+PAGETIDE_INLINE Vec load_bits(const void* in, int count) {
+  return {_mm512_maskz_loadu_ps(static_cast<__mmask16>((1u << count) - 1), in)};
+}
+
+// Pairs of two rows' elements; null: a row of zeros.
+PAGETIDE_INLINE Vec paired(const bfloat16* first, const bfloat16* second) {
+  const __m512i low = first != nullptr ? load_zero_extended(first) : _mm512_setzero_si512();
+  const __m512i high = second != nullptr ? load_zero_extended(second) : _mm512_setzero_si512();
+  return {_mm512_castsi512_ps(_mm512_or_si512(low, _mm512_slli_epi32(high, 16)))};
+}
+
 PAGETIDE_INLINE void store(Vec v, float* out) { _mm512_storeu_ps(out, v.lanes); }
 
 PAGETIDE_INLINE void store(Vec v, bfloat16* out) {
@@ -56,6 +70,8 @@ PAGETIDE_INLINE Vec operator*(Vec a, Vec b) { return {_mm512_mul_ps(a.lanes, b.l
 PAGETIDE_INLINE Vec operator/(Vec a, Vec b) { return {_mm512_div_ps(a.lanes, b.lanes)}; }
 PAGETIDE_INLINE Vec max(Vec a, Vec b) { return {_mm512_max_ps(a.lanes, b.lanes)}; }
 PAGETIDE_INLINE Vec min(Vec a, Vec b) { return {_mm512_min_ps(a.lanes, b.lanes)}; }
+
+PAGETIDE_INLINE Vec fill_now(float value) { return fill(value); }
 
 PAGETIDE_INLINE Vec multiply_add(Vec a, Vec b, Vec c) { return {_mm512_fmadd_ps(a.lanes, b.lanes, c.lanes)}; }
 
@@ -107,5 +123,7 @@ PAGETIDE_INLINE void transpose(Vec (&rows)[kLanes]) {
     rows[12 + j] = {quarters<0xdd>(upper_odd, lower_odd)};
   }
 }
+
+PAGETIDE_INLINE Vec accumulate(Vec a, Vec b, Vec sum) { return multiply_add(a, b, sum); }
 
 }  // namespace pagetide::PAGETIDE_ISA

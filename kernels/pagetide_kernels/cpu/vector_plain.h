@@ -12,6 +12,8 @@ namespace pagetide::PAGETIDE_ISA {
 constexpr int kMaxSums = 2;
 constexpr int kMaxRows = 2;
 constexpr int kMaxColumns = 1;
+// Beside those sums, for all vectors at once.
+constexpr bool kHasRegisters = false;
 
 struct Vec {
   float lane[kLanes];
@@ -62,6 +64,21 @@ PAGETIDE_INLINE Vec load_halves(const void* pairs) {
   return Vec::each([&](int i) { return float_of(kHalf == 0 ? bits[i] << 16 : bits[i] & 0xffff0000); });
 }
 
+// Up to sixteen words of 32 bits as they are, with zeros behind them.
+PAGETIDE_INLINE Vec load_bits(const void* in, int count) {
+  Vec out = fill(0.0f);
+  std::memcpy(out.lane, in, sizeof(float) * static_cast<size_t>(count));
+  return out;
+}
+
+// Pairs of two rows' elements; null: a row of zeros.
+PAGETIDE_INLINE Vec paired(const bfloat16* first, const bfloat16* second) {
+  return Vec::each([&](int i) {
+    const uint32_t low = first != nullptr ? first[i].bits : 0, high = second != nullptr ? second[i].bits : 0;
+    return float_of(low | high << 16);
+  });
+}
+
 PAGETIDE_INLINE void store(Vec v, float* out) { std::memcpy(out, v.lane, sizeof v.lane); }
 
 // To nearest even; NaN stays NaN.
@@ -94,6 +111,8 @@ PAGETIDE_INLINE Vec operator/(Vec a, Vec b) {
 PAGETIDE_INLINE Vec max(Vec a, Vec b) {
   return Vec::each([&](int i) { return a.lane[i] > b.lane[i] ? a.lane[i] : b.lane[i]; });
 }
+
+PAGETIDE_INLINE Vec fill_now(float value) { return fill(value); }
 
 PAGETIDE_INLINE Vec multiply_add(Vec a, Vec b, Vec c) {
   return Vec::each([&](int i) { return a.lane[i] * b.lane[i] + c.lane[i]; });
@@ -145,5 +164,7 @@ PAGETIDE_INLINE void transpose(Vec (&rows)[kLanes]) {
     }
   }
 }
+
+PAGETIDE_INLINE Vec accumulate(Vec a, Vec b, Vec sum) { return multiply_add(a, b, sum); }
 
 }  // namespace pagetide::PAGETIDE_ISA

@@ -8,9 +8,20 @@
 
 namespace pagetide::PAGETIDE_ISA {
 
-PAGETIDE_INLINE Vec load_words(const float* words) { return kept(load(words)); }
-PAGETIDE_INLINE Vec fill_words(float word) { return fill(word); }
-PAGETIDE_INLINE Vec multiply_accumulate(Vec a, Vec b, Vec sum) { return multiply_add(a, b, sum); }
+// A word's parts are multiplied one after the other.
+template <class Word>
+constexpr int kParts = 1;
+
+// What meets such words in a row of `multiply`.
+template <class Word>
+struct RowOf {
+  using type = Word;
+};
+
+PAGETIDE_INLINE Vec load_words(const float* words, int) { return kept(load(words)); }
+PAGETIDE_INLINE float* elements_of(float* row) { return row; }
+PAGETIDE_INLINE Vec fill_words(const float& word, int) { return fill_now(word); }
+PAGETIDE_INLINE Vec multiply_accumulate(Vec a, Vec b, Vec sum) { return accumulate(a, b, sum); }
 
 struct BfloatPair {
   bfloat16 first;
@@ -23,9 +34,11 @@ struct PairVec {
   __m512i lanes;
 };
 
-PAGETIDE_INLINE PairVec load_words(const BfloatPair* words) { return {kept(_mm512_loadu_si512(words))}; }
+PAGETIDE_INLINE PairVec load_words(const BfloatPair* words, int) { return {kept(_mm512_loadu_si512(words))}; }
 
-PAGETIDE_INLINE PairVec fill_words(BfloatPair word) {
+PAGETIDE_INLINE bfloat16* elements_of(BfloatPair* row) { return &row->first; }
+
+PAGETIDE_INLINE PairVec fill_words(BfloatPair word, int) {
   int32_t bits;
   std::memcpy(&bits, &word, sizeof bits);
   return {_mm512_set1_epi32(bits)};
@@ -38,9 +51,18 @@ PAGETIDE_INLINE Vec multiply_accumulate(PairVec a, PairVec b, Vec sum) {
 
 #else
 
-struct PairVec {
-  Vec first;
-  Vec second;
+template <>
+constexpr int kParts<BfloatPair> = 2;
+
+// Widened before: with both at once in registers, there would be room for fewer sums.
+struct FloatPair {
+  float first;
+  float second;
+};
+
+template <>
+struct RowOf<BfloatPair> {
+  using type = FloatPair;
 };
 
 PAGETIDE_INLINE float widened(bfloat16 x) {
@@ -50,18 +72,19 @@ PAGETIDE_INLINE float widened(bfloat16 x) {
   return out;
 }
 
-PAGETIDE_INLINE PairVec load_words(const BfloatPair* words) {
-  return {load_halves<0>(words), load_halves<1>(words)};
+// Each part is loaded by itself: what was loaded for one would take registers from the sums until the other.
+PAGETIDE_INLINE Vec load_words(const BfloatPair* words, int part) {
+  asm volatile("" : "+r"(words));
+  return part == 0 ? load_halves<0>(words) : load_halves<1>(words);
 }
 
-PAGETIDE_INLINE PairVec fill_words(BfloatPair word) {
-  return {fill(widened(word.first)), fill(widened(word.second))};
-}
+PAGETIDE_INLINE float* elements_of(FloatPair* row) { return &row->first; }
 
-PAGETIDE_INLINE Vec multiply_accumulate(PairVec a, PairVec b, Vec sum) {
-  return multiply_add(a.second, b.second, multiply_add(a.first, b.first, sum));
-}
+PAGETIDE_INLINE Vec fill_words(const FloatPair& word, int part) { return fill_now(part == 0 ? word.first : word.second); }
 
 #endif
+
+template <class Word>
+using RowWord = typename RowOf<Word>::type;
 
 }  // namespace pagetide::PAGETIDE_ISA
