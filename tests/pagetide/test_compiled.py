@@ -21,7 +21,7 @@ from pagetide_kernels.binding import ArgumentError
 CPU = torch.device("cpu")
 TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
 
-needs_avx512 = pytest.mark.skipif(not decoder.is_fast(), reason="this CPU has no AVX-512 with bfloat16")
+needs_vectors = pytest.mark.skipif(not decoder.is_fast(), reason="this CPU has no AVX2")
 
 GEMMA = {"num_hidden_layers": 7, "head_dim": 32, "sliding_window": 24, "query_pre_attn_scalar": 20}
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -53,7 +53,7 @@ def load(path: Path, dtype: torch.dtype = torch.float32) -> Decoder:
     return loaded
 
 
-@needs_avx512
+@needs_vectors
 @pytest.mark.parametrize("dtype", TOLERANCES, ids=["f32", "bf16"])
 @pytest.mark.parametrize("name", MODELS)
 def test_the_compiled_stack_gives_the_logits_of_the_layers(
@@ -66,7 +66,7 @@ def test_the_compiled_stack_gives_the_logits_of_the_layers(
     assert relative_error(logits_of(compiled, tokens), logits_of(plain, tokens)) < TOLERANCES[dtype]
 
 
-@needs_avx512
+@needs_vectors
 @pytest.mark.parametrize("dtype", TOLERANCES, ids=["f32", "bf16"])
 @pytest.mark.parametrize("num_threads", [1, 2, 3])
 def test_threads_chunks_and_neighbours_change_no_bit(
@@ -75,7 +75,7 @@ def test_threads_chunks_and_neighbours_change_no_bit(
     check_neighbours_change_no_bit(load(tiny_llama, dtype), VOCAB_SIZE, num_threads)
 
 
-@needs_avx512
+@needs_vectors
 @pytest.mark.parametrize("isa", cpu.supported_isas())
 def test_every_instruction_set_gives_the_same_logits(tiny_llama: Path, isa: str) -> None:
     model, tokens = load(tiny_llama), random_tokens(90, VOCAB_SIZE)
@@ -84,7 +84,7 @@ def test_every_instruction_set_gives_the_same_logits(tiny_llama: Path, isa: str)
         assert relative_error(logits_of(model, tokens), want) < TOLERANCES[torch.float32]
 
 
-@needs_avx512
+@needs_vectors
 def test_a_token_without_a_place_is_computed_and_not_stored(tiny_llama: Path) -> None:
     model, tokens = load(tiny_llama), random_tokens(20, VOCAB_SIZE)
     run = PagedRun(model, 1, len(tokens))
@@ -97,7 +97,7 @@ def test_a_token_without_a_place_is_computed_and_not_stored(tiny_llama: Path) ->
         torch.testing.assert_close(cache, was, rtol=0, atol=0, equal_nan=True)
 
 
-@needs_avx512
+@needs_vectors
 @pytest.mark.parametrize("position", [0, 131_071, 10_000_000])
 @pytest.mark.parametrize("name", ["plain", "a rotated part of the head", "two ropes"])
 def test_tokens_far_out_are_turned_as_the_layers_turn_them(tmp_path: Path, name: str, position: int) -> None:
@@ -124,7 +124,7 @@ def one_token_batch(run: PagedRun, slot: int) -> AttentionBatch:
     )
 
 
-@needs_avx512
+@needs_vectors
 def test_wrong_places_and_arguments_are_named(tiny_llama: Path) -> None:
     model = load(tiny_llama)
     run = PagedRun(model, 1, 20)
@@ -156,7 +156,7 @@ def test_wrong_places_and_arguments_are_named(tiny_llama: Path) -> None:
     fails(r"decoder: hidden is of shape \[1, 32\]; expected \[1, 64\]", x=hidden[:, :32].contiguous())
 
 
-@needs_avx512
+@needs_vectors
 @pytest.mark.parametrize("dtype", TOLERANCES, ids=["f32", "bf16"])
 @pytest.mark.parametrize("num_threads", [1, 2, 3])
 def test_tokens_that_nobody_asks_for_leave_their_keys_and_values(
@@ -176,7 +176,7 @@ def test_tokens_that_nobody_asks_for_leave_their_keys_and_values(
         torch.set_num_threads(before)
 
 
-@needs_avx512
+@needs_vectors
 @pytest.mark.parametrize("rows", [[1, 1], [2, 1], [-1], [3]])
 def test_wanted_tokens_that_do_not_rise_or_are_not_there_are_named(tiny_llama: Path, rows: list[int]) -> None:
     run = PagedRun(load(tiny_llama), 1, 3)

@@ -59,29 +59,30 @@ def attention(num_sequences: int, num_queries: int, kv_len: int) -> tuple[float,
     return caches[0].nbytes / taken, operations / taken
 
 
-def linears(num_tokens: int) -> tuple[float, float, float]:
+def with_torch(x: Tensor, weights: list[Tensor]) -> float:
+    return seconds(lambda i: torch.nn.functional.linear(x, weights[i]), LAYERS)
+
+
+def with_onednn(x: Tensor, weights: list[Tensor]) -> float:
+    """Infinite on a CPU for which it has no bfloat16 kernels."""
+    if not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        return float("inf")
+    packed = [torch.ops.mkldnn._reorder_linear_weight(weight, None) for weight in weights]
+    pointwise = torch.ops.mkldnn._linear_pointwise
+    return seconds(lambda i: pointwise(x, packed[i], None, "none", [], ""), LAYERS)
+
+
+def with_ours(x: Tensor, weights: list[Tensor]) -> float:
+    packed = [ops.pack_linear(weight) for weight in weights]
+    return seconds(lambda i: ops.linear(x, packed[i]), LAYERS)
+
+
+def linears(num_tokens: int) -> list[float]:
     """Seconds that the linears of LAYERS layers take with F.linear, oneDNN's packed weights, and ours."""
     weights = [[torch.randn(shape).to(DTYPE) for _ in range(LAYERS)] for shape in LINEARS]
     inputs = [torch.randn(num_tokens, width).to(DTYPE) for _, width in LINEARS]
-    onednn = [[torch.ops.mkldnn._reorder_linear_weight(w, None) for w in ws] for ws in weights]
-    packed = [[ops.pack_linear(w) for w in ws] for ws in weights]
-    pointwise = torch.ops.mkldnn._linear_pointwise
-
-    def plain(x: Tensor, ws: list[Tensor]) -> float:
-        return seconds(lambda i: torch.nn.functional.linear(x, ws[i]), LAYERS)
-
-    def reordered(x: Tensor, ws: list[Tensor]) -> float:
-        return seconds(lambda i: pointwise(x, ws[i], None, "none", [], ""), LAYERS)
-
-    def ours(x: Tensor, ws: list[ops.PackedLinear]) -> float:
-        return seconds(lambda i: ops.linear(x, ws[i]), LAYERS)
-
-    times = (
-        sum(map(plain, inputs, weights)),
-        sum(map(reordered, inputs, onednn)),
-        sum(map(ours, inputs, packed)),
-    )
-    return times[0] * LAYERS, times[1] * LAYERS, times[2] * LAYERS
+    ways = (with_torch, with_onednn, with_ours)
+    return [LAYERS * sum(map(way, inputs, weights)) for way in ways]
 
 
 @torch.inference_mode()

@@ -97,6 +97,10 @@ struct BfloatTable {
   }
 };
 
+using Codes = __m512i;
+
+PAGETIDE_INLINE Codes load_codes(const uint8_t* in) { return kept(_mm512_loadu_si512(in)); }
+
 template <class Format, bool kIsWide = Format::kBits == 8>
 struct PairExpander;
 
@@ -106,7 +110,7 @@ struct PairExpander<Format, false> {
 
   __m512i table = _mm512_load_si512(kTable.bits);
 
-  PAGETIDE_INLINE PairVec pair(__m512i codes, int j) const {
+  PAGETIDE_INLINE PairVec word(__m512i codes, int j) const {
     return {_mm512_permutexvar_epi16(_mm512_srli_epi16(codes, static_cast<unsigned>(4 * j)), table)};
   }
 };
@@ -131,7 +135,7 @@ template <class Format>
 struct PairExpander<Format, true> {
   static constexpr BfloatBytes kBytes{};
 
-  PAGETIDE_INLINE PairVec pair(__m512i codes, int j) const {
+  PAGETIDE_INLINE PairVec word(__m512i codes, int j) const {
     // Of four outputs that lie together, the first two codes, then the others.
     const __m512i order = _mm512_broadcast_i32x4(
         _mm_setr_epi8(0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15));
@@ -159,8 +163,44 @@ struct Expansion<Format, BfloatPair> {
     for (int i = 0; i < Format::kLoads; ++i) {
       const __m512i codes = _mm512_loadu_si512(group + i * kLoadBytes);
       for (int j = 0; j < Format::kInputs / 2; ++j, out += kLanes) {
-        _mm512_storeu_si512(out, expander.pair(codes, j).lanes);
+        _mm512_storeu_si512(out, expander.word(codes, j).lanes);
       }
+    }
+  }
+};
+
+template <class Format>
+struct StreamExpander : PairExpander<Format> {
+  static constexpr int kWords = Format::kInputs / 2;  // of a load
+};
+
+#elif defined(__AVX2__)
+
+struct Codes {
+  __m256i low;
+  __m256i high;
+};
+
+PAGETIDE_INLINE Codes load_codes(const uint8_t* in) {
+  const auto* halves = reinterpret_cast<const __m256i*>(in);
+  return {_mm256_loadu_si256(halves), _mm256_loadu_si256(halves + 1)};
+}
+
+// To floats; as Format::value has it.
+template <class Format>
+struct StreamExpander {
+  static constexpr int kWords = Format::kInputs;
+
+  PAGETIDE_INLINE Vec word(Codes codes, int k) const { return {widened(codes.low, k), widened(codes.high, k)}; }
+
+ private:
+  static PAGETIDE_INLINE __m256 widened(__m256i bits, int k) {
+    if constexpr (Format::kBits == 8) {
+      return _mm256_cvtepi32_ps(_mm256_srai_epi32(_mm256_slli_epi32(bits, 24 - 8 * k), 24));
+    } else {
+      const __m256i moved = _mm256_srli_epi32(bits, 16 * (k % 2) + 4 * (k / 2));
+      const __m256i code = _mm256_and_si256(moved, _mm256_set1_epi32(15));
+      return _mm256_cvtepi32_ps(_mm256_sub_epi32(code, _mm256_set1_epi32(Format::kZero)));
     }
   }
 };

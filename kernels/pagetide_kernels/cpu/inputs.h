@@ -29,7 +29,7 @@ class Inputs {
 
 #if !defined(__AVX512BF16__)
 
-// Widened, as many rows as half a small L2 cache holds.
+// Widened, once for all columns that a thread computes if there are no more rows than are kept.
 template <class Row>
 class Inputs<bfloat16, Row> {
  public:

@@ -47,7 +47,7 @@ void multiply_block(const Product<Word>& p, int column) {
           b[c] = load_words(columns.at(i, column + first + c), part);
         }
         PAGETIDE_UNROLL for (int r = 0; r < kRows; ++r) {
-          const auto a = fill_words(rows.row(r)[i], part);
+          const auto a = fill_words<(kTogether < kColumns)>(rows.row(r)[i], part);
           PAGETIDE_UNROLL for (int c = 0; c < kTogether; ++c) {
             sums[r][first + c] = multiply_accumulate(a, b[c], sums[r][first + c]);
           }

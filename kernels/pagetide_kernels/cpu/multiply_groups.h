@@ -22,9 +22,9 @@ constexpr int kGroupColumns = 1;
 
 template <class Word>
 struct GroupProduct {
-  Matrix<const RowWord<Word>> a;        // rows x depth
-  Matrix<const float> a_sums;  // rows x groups, where there are minimums
-  Matrix<float> c;             // rows x columns * kLanes
+  Matrix<const RowWord<Word>> a;  // rows x depth
+  Matrix<const float> a_sums;     // rows x groups, where there are minimums
+  Matrix<float> c;                // rows x columns * kLanes
   int num_groups;
 };
 
@@ -63,29 +63,29 @@ struct UnpackedGroups {
 template <class Format>
 struct StreamedGroups;
 
-#if defined(__AVX512BF16__)
+#if defined(__AVX2__)
 
 // Codes as they lie in memory. What comes `ahead` bytes later is asked for on the way.
 template <class Format>
 struct StreamedGroups {
   static constexpr int kLoads = Format::kLoads;
-  static constexpr int kWordsPerLoad = Format::kInputs / 2;
+  static constexpr int kWordsPerLoad = StreamExpander<Format>::kWords;
 
   const uint8_t* codes;    // [columns][groups][Format::kBytes]
   const uint16_t* halves;  // [columns][groups][Format::kScales]
   int num_groups;
   int64_t ahead;
-  PairExpander<Format> expander{};
+  StreamExpander<Format> expander{};
 
   PAGETIDE_INLINE int64_t place(int column, int group) const { return int64_t{column} * num_groups + group; }
 
-  PAGETIDE_INLINE __m512i read(int column, int group, int i) const {
+  PAGETIDE_INLINE Codes read(int column, int group, int i) const {
     const uint8_t* from = codes + place(column, group) * Format::kBytes + i * kLoadBytes;
     __builtin_prefetch(from + ahead, 0, 2);
-    return kept(_mm512_loadu_si512(from));
+    return load_codes(from);
   }
 
-  PAGETIDE_INLINE PairVec word(__m512i loaded, int j) const { return expander.pair(loaded, j); }
+  PAGETIDE_INLINE auto word(Codes loaded, int j) const { return expander.word(loaded, j); }
 
   PAGETIDE_INLINE Vec scale(int column, int group) const {
     return load_float16(halves + place(column, group) * Format::kScales);

@@ -93,8 +93,8 @@ struct Operands<bfloat16, int8_t> : Operands<bfloat16, bfloat16> {
       for (int i = 0; i < count; ++i) {
         const __m512i codes = _mm512_castps_si512(rows[i].lanes);
         Word* pairs = out + 2 * (w + i) * kTileTokens;
-        _mm512_storeu_si512(pairs, expander.pair(codes, 0).lanes);
-        _mm512_storeu_si512(pairs + kTileTokens, expander.pair(codes, 1).lanes);
+        _mm512_storeu_si512(pairs, expander.word(codes, 0).lanes);
+        _mm512_storeu_si512(pairs + kTileTokens, expander.word(codes, 1).lanes);
       }
     }
   }

@@ -40,10 +40,14 @@ class QuantisedProjection {
 #endif
 #if defined(__AVX512BF16__)
   static constexpr bool kStreams = std::is_same_v<Word, BfloatPair> && !kHasTiles;
+  static constexpr int kStreamedRows = Format::kBits == 4 ? kTileRows : 2 * kGroupRows;
+#elif defined(__AVX2__)
+  static constexpr bool kStreams = true;
+  static constexpr int kStreamedRows = kGroupRows;
 #else
   static constexpr bool kStreams = false;
+  static constexpr int kStreamedRows = 0;
 #endif
-  static constexpr int kStreamedRows = Format::kBits == 4 ? kTileRows : 2 * kGroupRows;
 
  public:
   explicit QuantisedProjection(const LinearCall& call)

@@ -23,7 +23,16 @@ PAGETIDE_INLINE Vec kept(Vec v) { return v; }
 
 PAGETIDE_INLINE Vec fill(float value) { return {_mm256_set1_ps(value), _mm256_set1_ps(value)}; }
 
-PAGETIDE_INLINE Vec fill_now(const float& value) {
+// For what is used at once: gcc would load some earlier, and put sums into memory for them.
+PAGETIDE_INLINE Vec fill_now(float value) {
+  __m256 lanes = _mm256_set1_ps(value);
+  asm volatile("" : "+x"(lanes));
+  return {lanes, lanes};
+}
+
+// For what is used at once and again later: gcc would keep it. Where it is needed once this is slower, for gcc
+// has to compute its address.
+PAGETIDE_INLINE Vec fill_again(const float& value) {
   __m256 lanes;
   asm volatile("vbroadcastss %1, %0" : "=x"(lanes) : "m"(value));
   return {lanes, lanes};

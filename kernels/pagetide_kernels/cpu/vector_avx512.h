@@ -72,6 +72,7 @@ PAGETIDE_INLINE Vec max(Vec a, Vec b) { return {_mm512_max_ps(a.lanes, b.lanes)}
 PAGETIDE_INLINE Vec min(Vec a, Vec b) { return {_mm512_min_ps(a.lanes, b.lanes)}; }
 
 PAGETIDE_INLINE Vec fill_now(float value) { return fill(value); }
+PAGETIDE_INLINE Vec fill_again(float value) { return fill(value); }
 
 PAGETIDE_INLINE Vec multiply_add(Vec a, Vec b, Vec c) { return {_mm512_fmadd_ps(a.lanes, b.lanes, c.lanes)}; }
 

@@ -113,6 +113,7 @@ PAGETIDE_INLINE Vec max(Vec a, Vec b) {
 }
 
 PAGETIDE_INLINE Vec fill_now(float value) { return fill(value); }
+PAGETIDE_INLINE Vec fill_again(float value) { return fill(value); }
 
 PAGETIDE_INLINE Vec multiply_add(Vec a, Vec b, Vec c) {
   return Vec::each([&](int i) { return a.lane[i] * b.lane[i] + c.lane[i]; });

@@ -20,7 +20,13 @@ struct RowOf {
 
 PAGETIDE_INLINE Vec load_words(const float* words, int) { return kept(load(words)); }
 PAGETIDE_INLINE float* elements_of(float* row) { return row; }
-PAGETIDE_INLINE Vec fill_words(const float& word, int) { return fill_now(word); }
+
+// kAgain: there are more columns that it will be loaded for.
+template <bool kAgain = false>
+PAGETIDE_INLINE Vec fill_words(const float& word, int) {
+  return kAgain ? fill_again(word) : fill_now(word);
+}
+
 PAGETIDE_INLINE Vec multiply_accumulate(Vec a, Vec b, Vec sum) { return accumulate(a, b, sum); }
 
 struct BfloatPair {
@@ -38,6 +44,7 @@ PAGETIDE_INLINE PairVec load_words(const BfloatPair* words, int) { return {kept(
 
 PAGETIDE_INLINE bfloat16* elements_of(BfloatPair* row) { return &row->first; }
 
+template <bool kAgain = false>
 PAGETIDE_INLINE PairVec fill_words(BfloatPair word, int) {
   int32_t bits;
   std::memcpy(&bits, &word, sizeof bits);
@@ -80,7 +87,10 @@ PAGETIDE_INLINE Vec load_words(const BfloatPair* words, int part) {
 
 PAGETIDE_INLINE float* elements_of(FloatPair* row) { return &row->first; }
 
-PAGETIDE_INLINE Vec fill_words(const FloatPair& word, int part) { return fill_now(part == 0 ? word.first : word.second); }
+template <bool kAgain = false>
+PAGETIDE_INLINE Vec fill_words(const FloatPair& word, int part) {
+  return fill_words<kAgain>(part == 0 ? word.first : word.second, 0);
+}
 
 #endif
 
