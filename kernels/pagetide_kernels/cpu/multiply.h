@@ -18,6 +18,10 @@ namespace pagetide::PAGETIDE_ISA {
 // The compiler keeps the sums in registers only if it unrolls the loops over them first.
 #define PAGETIDE_UNROLL _Pragma("GCC unroll 16")
 
+// What a loop keeps of its operands. With twelve rows their addresses are more than there are registers for.
+template <class Operand>
+using Kept = std::conditional_t<kHasRegisters, const Operand&, const Operand>;
+
 // Of c, the columns from `column` on. Neither the product nor the look-ahead is copied: to load as one what was
 // just stored in parts stalls.
 template <int kRows, int kColumns, class Word>
@@ -30,12 +34,11 @@ void multiply_block(const Product<Word>& p, int column) {
     }
   }
   constexpr int kTogether = kHasRegisters ? kColumns : 1;
-  const auto rows = p.a;
-  const auto columns = p.b;
-  const int depth = p.depth;
+  const Kept<Matrix<const RowWord<Word>>> rows = p.a;
+  const Kept<Columns<Word>> columns = p.b;
   Lookahead::Place place = p.ahead->place;
   int until_fetch = p.fetch_every;
-  for (int i = 0; i < depth; ++i) {
+  for (int i = 0; i < p.depth; ++i) {
     if (--until_fetch == 0) {
       until_fetch = p.fetch_every;
       p.ahead->fetch(p.fetch_lines, place);

@@ -54,7 +54,8 @@ class Projection {
     }
   }
 
- private:  void run_taken(Range tokens, Range columns, Range after) {
+ private:
+  void run_taken(Range tokens, Range columns, Range after) {
     const int width = columns_at_once<Word>(tokens.end - tokens.begin);
     for (int column = columns.begin; column < columns.end; column += width) {
       const Range tile = first(width, {column, columns.end});

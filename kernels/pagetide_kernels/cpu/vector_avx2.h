@@ -138,6 +138,7 @@ PAGETIDE_INLINE Vec multiply_add(Vec a, Vec b, Vec c) {
   return {_mm256_fmadd_ps(a.low, b.low, c.low), _mm256_fmadd_ps(a.high, b.high, c.high)};
 }
 
+// Where the sum is: gcc would move sums from register to register, and through memory.
 PAGETIDE_INLINE __m256 accumulate(__m256 a, __m256 b, __m256 sum) {
   asm("vfmadd231ps %2, %1, %0" : "+x"(sum) : "x"(a), "x"(b));
   return sum;
