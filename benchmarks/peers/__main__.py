@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
 import statistics
+import sys
 from collections.abc import Sequence
 from datetime import datetime, timezone
 from pathlib import Path
@@ -19,6 +21,7 @@ from benchmarks.peers.engines import PEERS, ROOT, WORK, Peer, PeerError, Running
 from benchmarks.serving import cpu_name
 from pagetide import tokenizer
 from pagetide.build import resolve
+from pagetide_kernels import cpu
 
 PARTS = ("offline", "single_first", "single", "long", "first", "second")
 WIDTH = 140
@@ -38,13 +41,14 @@ def main() -> None:
     rounds = workload.make(tokenizer.load(gguf).encode, options.rounds)
     chosen = [p for p in PEERS if not options.only or any(word in p.name for word in options.only)]
     running, problems = start(chosen, gguf, console)
-    machine = {"cpu": cpu_name(), "cores": len(os.sched_getaffinity(0)), **limits.measure()}
+    cores = len(os.sched_getaffinity(0))
+    machine = {"cpu": cpu_name(), "cores": cores, "instructions": cpu.isa(), **limits.measure()}
     results = measure(running, rounds, console)
     for engine in running.values():
         engine.stop()
     summary = {name: summarise(runs, rounds[0]) for name, runs in results.items()}
     report = {
-        "command": "make bench-peers",
+        "command": _command(sys.argv[1:]),
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "rounds": options.rounds,
         "machine": machine,
@@ -55,8 +59,12 @@ def main() -> None:
     }
     console.print(table(report))
     options.output.write_text(json.dumps(report, indent=1) + "\n")
-    options.output.with_suffix(".md").write_text(page.page(report))
+    options.output.with_suffix(".md").write_text(page.page(report, options.output.name))
     console.print(f"raw numbers: {options.output}, and a page beside them")
+
+
+def _command(args: Sequence[str]) -> str:
+    return "make bench-peers" + (f' ARGS="{shlex.join(args)}"' if args else "")
 
 
 def start(peers: Sequence[Peer], gguf: Path, console: Console) -> tuple[dict[str, Running], dict[str, str]]:

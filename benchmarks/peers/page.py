@@ -31,15 +31,15 @@ def roofline(machine: dict[str, Any]) -> str:
     )
 
 
-def page(report: dict[str, Any]) -> str:
+def page(report: dict[str, Any], raw: str) -> str:
     versions = {f"{name} {version}" for each in report["versions"].values() for name, version in each.items()}
     machine = report["machine"]
     lines = [
         "# Beside other engines",
         "",
-        f"`{report['command']}`, {report['date'][:10]}, {machine['cores']} cores of {machine['cpu']}: "
-        f"medians of {report['rounds']} interleaved rounds.",
-        f"SmolLM2-135M in bfloat16; {', '.join(sorted(versions))}. [Raw numbers](peers.json).",
+        f"`{report['command']}`, {report['date'][:10]}, {machine['cores']} cores of {machine['cpu']} "
+        f"({machine['instructions']}): medians of {report['rounds']} interleaved rounds.",
+        f"SmolLM2-135M in bfloat16; {', '.join(sorted(versions))}. [Raw numbers]({raw}).",
         "",
         *_table(("engine", *(title for title, _, _ in COLUMNS)), _rows(report)),
         "",
