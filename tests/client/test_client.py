@@ -198,15 +198,16 @@ def test_an_engine_tells_what_it_does_while_it_works(
 
 
 def test_samples_stream_side_by_side_and_are_what_their_seeds_give(client: Client) -> None:
-    alone = [client.generate(PROMPT, max_tokens=12, seed=seed).text for seed in (5, 6, 7)]
-    with client.stream(PROMPT, max_tokens=12, seed=5, n=3) as stream:
+    asked: Sampling = {"max_tokens": 12, "ignore_eos": True}
+    alone = [client.generate(PROMPT, seed=seed, **asked).text for seed in (5, 6, 7)]
+    with client.stream(PROMPT, seed=5, n=3, **asked) as stream:
         deltas = list(stream)
     joined = ["".join(delta.text for delta in deltas if delta.sample == i) for i in range(3)]
     assert joined == [sample.text for sample in stream.result.samples] == alone
     assert [sample.finish_reason for sample in stream.result.samples] == ["length"] * 3
     assert [sample.num_output_tokens for sample in stream.result.samples] == [12] * 3
     assert stream.result.num_output_tokens == 36
-    whole = client.generate(PROMPT, max_tokens=12, seed=5, n=3)
+    whole = client.generate(PROMPT, seed=5, n=3, **asked)
     assert [sample.text for sample in whole.samples] == alone
 
 
