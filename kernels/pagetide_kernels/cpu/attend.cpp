@@ -138,7 +138,7 @@ class Worker {
 
   // To the tile from `start` on, or the first one of the next item.
   void look_ahead(int start, Range all) {
-    ahead_.clear(tile_size<Cache>(call_.head_size) * int64_t{sizeof(Cache)});
+    ahead_.clear();
     if (start < all.end) return add_ahead(item_, overlap({start, start + kTileTokens}, all));
     if (next_ == nullptr) return;
     const Item<Cache> next{call_, *next_};
@@ -150,7 +150,7 @@ class Worker {
   void add_ahead(const Item<Cache>& item, Range tokens) {
     for (int position = tokens.begin; position < tokens.end; position += kBlockTokens) {
       for (int key_or_value = 0; key_or_value < 2; ++key_or_value) {
-        ahead_.add(item.block(position, key_or_value));
+        ahead_.add(item.block(position, key_or_value), tile_size<Cache>(call_.head_size) * int64_t{sizeof(Cache)});
       }
     }
   }

@@ -11,6 +11,7 @@
 #include <cstring>
 
 #include "decoder_kernels.h"
+#include "decoder_kv_ahead.h"
 #include "decoder_plan.h"
 #include "decoder_products.h"
 #include "decoder_state.h"
@@ -32,7 +33,8 @@ class Run {
         attention_((step.has_int8_caches ? kernels.int8_attention : kernels.attention).current()),
         element_size_(static_cast<int64_t>(kernels.element_size)),
         num_threads_(std::max(step.num_threads, 1)),
-        plans_(decoder.shape, step, decoder.layers, num_threads_) {
+        plans_(decoder.shape, step, decoder.layers, num_threads_),
+        kv_ahead_(decoder.shape, step, decoder.layers, element_size_) {
     crews_.set_up(step.num_tokens, num_threads_);
     decoder.angles.reserve(step.num_tokens);
     reserve_rows();
@@ -101,7 +103,7 @@ class Run {
       const DecoderLayer* next = i + 1 < layers.size() ? &layers[i + 1] : nullptr;
       const bool is_narrowed = next == nullptr && step_.is_narrowed();
       if (is_narrowed && step_.num_wanted == 0) return;
-      attend(member.thread, layers[i], step_.kv_caches[i]);
+      attend(member.thread, i);
       if (is_narrowed) keep_wanted(member.thread);
       crews_.for_panels([&](Range panel) {
         feed_forward(member, panel, layers[i], next);
@@ -204,6 +206,7 @@ class Run {
     LinearCall call = product.call(member, size(panel), element_size_);
     call.widened = &decoder_.threads[static_cast<size_t>(member.thread)].inputs;
     call.widened->tokens = {0, 0};
+    call.later = &kv_ahead_.reads();
     return call;
   }
 
@@ -218,18 +221,20 @@ class Run {
     (call.codes.bits != 0 ? quantised_.project : linear_.project)(call, tokens, columns, next);
   }
 
-  void attend(int thread, const DecoderLayer& layer, const void* kv_cache) {
+  void attend(int thread, size_t layer_index) {
+    const DecoderLayer& layer = decoder_.layers[layer_index];
     const AttentionPlan& plan = plans_.of(layer);
     AttentionCall call = attention_call(shape_, step_, layer);
     call.out = rows_.attended.get();
     call.query = rows_.qkv.get();
-    call.kv_cache = kv_cache;
-    if (thread == 0) {
-      items_.refill();
-      merges_.refill();
-    }
+    call.kv_cache = step_.kv_caches[layer_index];
+    if (thread == 0) items_.refill();
     everyone_.wait();
-    if (thread == 0) crews_.refill();
+    if (thread == 0) {
+      crews_.refill();
+      merges_.refill();
+      kv_ahead_.turn_to(layer_index + 1);
+    }
     take_all(thread, items_, plan.items(), call, attention_.attend);
     everyone_.wait();
     if (plan.merges().empty()) return;
@@ -259,6 +264,7 @@ class Run {
   int64_t element_size_;
   int num_threads_;
   LayerPlans plans_;
+  KvAhead kv_ahead_;
   Barrier everyone_;
   Queue items_;
   Queue merges_;

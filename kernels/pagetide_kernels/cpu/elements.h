@@ -43,4 +43,10 @@ struct Range {
   int end;
 };
 
+// Whole cache lines.
+struct Piece {
+  const char* begin;
+  const char* end;
+};
+
 }  // namespace pagetide

@@ -74,17 +74,18 @@ Isa best_isa() {
 std::atomic<Isa> isa_in_use{best_isa()};
 
 // 0 or less: the system doesn't say.
-long l1_bytes() {
 #if defined(_SC_LEVEL1_DCACHE_SIZE)
-  return sysconf(_SC_LEVEL1_DCACHE_SIZE);
+long l1_bytes() { return sysconf(_SC_LEVEL1_DCACHE_SIZE); }
+long l3_bytes() { return sysconf(_SC_LEVEL3_CACHE_SIZE); }
 #else
-  return 0;
+long l1_bytes() { return 0; }
+long l3_bytes() { return 0; }
 #endif
-}
 
 }  // namespace
 
 const bool kHasRoomInL1 = l1_bytes() > 32 << 10;
+const int64_t kL3Bytes = l3_bytes() > 0 ? l3_bytes() : 0;
 
 Isa current_isa() { return isa_in_use.load(std::memory_order_relaxed); }
 

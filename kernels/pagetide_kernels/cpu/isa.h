@@ -1,6 +1,8 @@
 // Which instruction set the kernels run with: the best this CPU has, unless another is forced.
 #pragma once
 
+#include <cstdint>
+
 namespace pagetide {
 
 enum class Isa : int { plain = 0, avx2 = 1, avx512 = 2, amx = 3 };
@@ -9,6 +11,9 @@ Isa current_isa();
 
 // A core's L1 data cache has more than 32 KiB: room for what is fetched ahead beside what is at hand.
 extern const bool kHasRoomInL1;
+
+// Of the L3 cache that cores share, 0 if there is none or the system doesn't say.
+extern const int64_t kL3Bytes;
 
 // Kernels run on a thread while one of these is alive on it: AMX wants its tiles laid out, and let go of. The
 // instruction set is not changed meanwhile.

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "elements.h"
+#include "later_reads.h"
 
 namespace pagetide {
 
@@ -48,6 +49,8 @@ struct LinearCall {
   // What the thread that computes reads after this, whole lines of it; null: unknown.
   const void* then = nullptr;
   int64_t then_bytes = 0;
+  // What attention reads after this, and whoever has time for it fetches; null: nothing.
+  LaterReads* later = nullptr;
   // The thread's memory for this product's inputs, empty when the product begins.
   WidenedInputs* widened = nullptr;
 };

@@ -6,28 +6,38 @@
 
 #include "elements.h"
 #include "isa.h"
+#include "later_reads.h"
 
 namespace pagetide::PAGETIDE_ISA {
 
 class Lookahead {
  public:
-  static constexpr int kMaxPieces = 2 * kTileTokens / kBlockTokens;
+  static constexpr int kMaxPieces = 16;
 
   // What to fetch next. A loop keeps its own copy in registers, and hands it back.
   struct Place {
     const char* line = nullptr;
     const char* piece_end = nullptr;
+    bool is_later = false;
   };
 
-  // Forgets what was not fetched. Pieces are a multiple of 64 bytes.
-  void clear(int64_t piece_bytes) {
-    piece_bytes_ = piece_bytes;
+  // Forgets what was not fetched.
+  void clear() {
     place = {};
-    num_pieces_ = next_ = 0;
+    num_pieces_ = num_next_ = taken_ = 0;
   }
 
-  void add(const void* piece) {
-    pieces_[num_pieces_++] = static_cast<const char*>(piece);
+  // `bytes` are a multiple of 64.
+  void add(const void* piece, int64_t bytes) {
+    const auto* begin = static_cast<const char*>(piece);
+    pieces_[num_pieces_++] = {begin, begin + bytes};
+    num_next_ = num_pieces_;
+    if (place.line == nullptr) start_piece(place);
+  }
+
+  // After all else, up to `lines` of what is read later.
+  void add(LaterReads& later, int lines) {
+    num_pieces_ += later.take(lines, pieces_ + num_pieces_, kMaxPieces - num_pieces_);
     if (place.line == nullptr) start_piece(place);
   }
 
@@ -43,7 +53,7 @@ class Lookahead {
 
   PAGETIDE_INLINE void fetch(int lines, Place& from) {
     for (; lines > 0 && from.line != nullptr; --lines) {
-      prefetch(from.line);
+      prefetch(from.line, from.is_later);
       from.line += 64;
       if (from.line == from.piece_end) start_piece(from);
     }
@@ -67,19 +77,23 @@ class Lookahead {
 #endif
 #endif
 
-  static PAGETIDE_INLINE void prefetch(const char* line) {
-    goes_into_l1() ? __builtin_prefetch(line, 0, 3) : __builtin_prefetch(line, 0, 2);
+  static PAGETIDE_INLINE void prefetch(const char* line, bool is_later) {
+    goes_into_l1() && !is_later ? __builtin_prefetch(line, 0, 3) : __builtin_prefetch(line, 0, 2);
   }
 
   PAGETIDE_INLINE void start_piece(Place& at) {
-    at.line = next_ < num_pieces_ ? pieces_[next_++] : nullptr;
-    at.piece_end = at.line + piece_bytes_;
+    if (taken_ == num_pieces_) {
+      at.line = nullptr;
+      return;
+    }
+    at = {pieces_[taken_].begin, pieces_[taken_].end, taken_ >= num_next_};
+    ++taken_;
   }
 
-  int64_t piece_bytes_ = 0;
   int num_pieces_ = 0;
-  int next_ = 0;
-  const char* pieces_[kMaxPieces];
+  int num_next_ = 0;  // pieces before those that are read later
+  int taken_ = 0;
+  Piece pieces_[kMaxPieces];
 };
 
 }  // namespace pagetide::PAGETIDE_ISA

@@ -35,6 +35,15 @@ constexpr int kChunkInputs = 2048;
 constexpr int kChunkInputs = 640;
 #endif
 
+// While a core computes so many products of a row and a vector of words, memory can bring it a line.
+#if defined(__AMX_BF16__)
+constexpr int kProductsPerLine = 128;
+#elif defined(__AVX512BF16__)
+constexpr int kProductsPerLine = 16;
+#else
+constexpr int kProductsPerLine = 8;
+#endif
+
 template <class Element>
 class Projection {
   using Word = typename WordOf<Element>::type;
@@ -84,16 +93,18 @@ class Projection {
   void run_tile(Range tokens, Range columns, Range next_columns) {
     if (call_.is_widened) fetch_outputs(tokens, columns);
     const int size = even_part(depth_);
+    later_lines_ = call_.later != nullptr ? spare_lines(tokens, columns) : 0;
     for (int depth = 0; depth < depth_; depth += size) {
       const Range chunk = first(size, {depth, depth_});
       if (chunk.end < depth_) {
         look_ahead(columns, first(size, {chunk.end, depth_}));
       } else if (next_columns.begin == next_columns.end && call_.then != nullptr) {
-        ahead_.clear(call_.then_bytes);
-        ahead_.add(call_.then);
+        ahead_.clear();
+        ahead_.add(call_.then, call_.then_bytes);
       } else {
         look_ahead(next_columns, first(size, {0, depth_}));
       }
+      if (later_lines_ > 0) ahead_.add(*call_.later, later_lines_ * (chunk.end - chunk.begin));
       run_chunk(tokens, columns, chunk);
     }
   }
@@ -107,8 +118,19 @@ class Projection {
   }
 
   void look_ahead(Range columns, Range chunk) {
-    ahead_.clear(int64_t{chunk.end - chunk.begin} * kLanes * int64_t{sizeof(Word)});
-    for (int column = columns.begin; column < columns.end; ++column) ahead_.add(weights(column, chunk.begin));
+    ahead_.clear();
+    const int64_t bytes = int64_t{chunk.end - chunk.begin} * kLanes * int64_t{sizeof(Word)};
+    for (int column = columns.begin; column < columns.end; ++column) {
+      ahead_.add(weights(column, chunk.begin), bytes);
+    }
+  }
+
+  // How many lines memory has time to bring, for each step along the depth, beside those of the next weights:
+  // at most as many again, for more at once would stall.
+  static int spare_lines(Range tokens, Range columns) {
+    const int width = columns.end - columns.begin;
+    const int spare = width * (tokens.end - tokens.begin) / kProductsPerLine - width;
+    return spare < 0 ? 0 : spare < width ? spare : width;
   }
 
   void run_chunk(Range tokens, Range columns, Range chunk) {
@@ -136,7 +158,7 @@ class Projection {
         chunk.end - chunk.begin,
         chunk.begin == 0 ? nullptr : kOnes.data(),
         &ahead_,
-        columns.end - columns.begin,
+        columns.end - columns.begin + later_lines_,
         fetch_every_};
     multiply(tokens.end - tokens.begin, columns.end - columns.begin, product);
   }
@@ -185,6 +207,7 @@ class Projection {
   int depth_;
   Inputs<Element, RowWord<Word>> inputs_;
   Lookahead ahead_;
+  int later_lines_ = 0;
   int fetch_every_ = 1;
   float sums_[kRowsAtOnce][kMaxColumns * kLanes];
 };

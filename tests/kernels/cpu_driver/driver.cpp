@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "decoder_checks.h"
+#include "later_checks.h"
 #include "linear_checks.h"
 #include "random.h"
 
@@ -203,6 +204,7 @@ int run_all(int isa, int rounds) {
 
 int main(int, char** arguments) {
   const int rounds = std::atoi(arguments[1]);
+  for (int i = 0; i < rounds; ++i) check_later_reads();
   for (int isa = 0; isa < 4; ++isa) {
     if (pagetide_supports(isa)) std::printf("instruction set %d: %d rows right\n", isa, run_all(isa, rounds));
   }
