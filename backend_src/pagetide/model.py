@@ -138,6 +138,11 @@ class Decoder:
         """The float32 logits [S, V] after the tokens of `states` [S, hidden], a row of `states()` each."""
         return self.head(states)
 
+    @torch.inference_mode()
+    def likeliest(self, states: torch.Tensor) -> torch.Tensor:
+        """The likeliest token [S] int64 after each: `ops.likeliest` of `score`, for less."""
+        return self.head.likeliest(states)
+
     def forward(
         self,
         token_ids: torch.Tensor,

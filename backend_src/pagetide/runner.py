@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -96,18 +97,15 @@ class Runner:
         return self._masks.fill(plan.sampled.constrained)
 
     @torch.inference_mode()
-    def forward(self, batch: Batch, carried: torch.Tensor | None) -> tuple[torch.Tensor | None, Scores]:
-        """The logits [S, V] of the sampled rows, None if there are none, and what is told of prompts.
-
-        `carried` [S'] int64 are the tokens of the step before.
-        """
+    def forward(self, batch: Batch, carried: torch.Tensor | None) -> Forwarded:
+        """What the plan's tokens lead to. `carried` [S'] int64 are the tokens of the step before."""
         plan = batch.plan
         geometry = batch.cut(self._most_queries) if self._most_queries else batch.geometry
         with self._kernels():
             self._copy_blocks(plan.copies)
             token_ids = self._token_ids(plan, carried)
             if self.graphs.takes(batch):
-                return self.graphs.logits(batch, token_ids), []
+                return Forwarded(logits=self.graphs.logits(batch, token_ids))
             wanted = None if batch.wanted_tokens is None else self._to_device(batch.wanted_tokens)
             states = self._model.states(
                 token_ids,
@@ -118,10 +116,12 @@ class Runner:
             )
             scores = [] if plan.scored is None else self._score(states, plan.scored)
             if not plan.sampled.params:
-                return None, scores
+                return Forwarded(scores)
             if wanted is None:
                 states = ops.gather_rows(states, self._to_device(batch.sampled_tokens))
-            return self._model.score(states), scores
+            if sampler.needs_logits(plan.sampled):
+                return Forwarded(scores, logits=self._model.score(states))
+            return Forwarded(scores, chosen=sampler.take_likeliest(self._model.likeliest(states)))
 
     @torch.inference_mode()
     def sample(self, logits: torch.Tensor, plan: StepPlan, masks: StepMasks | None) -> sampler.Chosen:
@@ -178,6 +178,15 @@ class Runner:
 Scores = list[tuple[TokenLogprobs, ...]]
 
 
+@dataclass(frozen=True, slots=True)
+class Forwarded:
+    """What is told of prompts; of the sampled rows, if there are any, logits [S, V] or the chosen tokens."""
+
+    scores: Scores = field(default_factory=list)
+    logits: torch.Tensor | None = None
+    chosen: sampler.Chosen | None = None
+
+
 class Launched:
     """A step on its way through the runner: `forward`, then `sample`, in the order of the launches."""
 
@@ -186,30 +195,31 @@ class Launched:
         self._batch = Batch(plan)
         self._before = before
         self._masks = None if plan.sampled.is_open else runner.fill_masks(plan)
-        self._logits: torch.Tensor | None = None
-        self._scores: Scores = []
-        self._chosen: sampler.Chosen | None = None
+        self._forwarded = Forwarded()
 
     @property
     def tokens(self) -> torch.Tensor:
         """[S] int64, a token, or NO_TOKEN, for each entry of the sampled rows."""
-        if self._chosen is None:
+        if self._forwarded.chosen is None:
             raise RuntimeError("the step before failed: it has no tokens for this one")
-        return self._chosen.tokens
+        return self._forwarded.chosen.tokens
 
     def forward(self) -> None:
         before, self._before = self._before, None
         carried = None if before is None else before.tokens
-        self._logits, self._scores = self._runner.forward(self._batch, carried)
+        self._forwarded = self._runner.forward(self._batch, carried)
 
     def sample(self) -> None:
         """No-op the second time."""
-        logits, self._logits = self._logits, None
-        if logits is not None:
-            plan = self._batch.plan
-            masks = self._masks or self._runner.fill_masks(plan)
-            self._chosen = self._runner.sample(logits, plan, masks())
+        logits, scores = self._forwarded.logits, self._forwarded.scores
+        if logits is None:
+            return
+        self._forwarded = Forwarded(scores)
+        plan = self._batch.plan
+        masks = self._masks or self._runner.fill_masks(plan)
+        self._forwarded = Forwarded(scores, chosen=self._runner.sample(logits, plan, masks()))
 
     def result(self) -> StepResult:
-        tokens, logprobs = self._chosen.read() if self._chosen is not None else ([], [])
-        return StepResult(tokens, logprobs, self._scores)
+        chosen = self._forwarded.chosen
+        tokens, logprobs = chosen.read() if chosen is not None else ([], [])
+        return StepResult(tokens, logprobs, self._forwarded.scores)

@@ -42,6 +42,18 @@ class Chosen:
     read: Callable[[], Told]
 
 
+def needs_logits(sampled: SampledRows) -> bool:
+    """Whether more than the likeliest token of each row is asked for, or may be while the rows are open."""
+    is_changed = sampled.is_open or sampled.edits is not None or bool(sampled.constrained)
+    return is_changed or any(_is_drawn(each) or each.logprobs is not None for each in sampled.params)
+
+
+def take_likeliest(tokens: torch.Tensor) -> Chosen:
+    """Of rows that need no logits; `tokens` [S] int64."""
+    arrived = download(tokens)
+    return Chosen(tokens, lambda: (arrived()[0].tolist(), [None] * len(tokens)))
+
+
 def sample(logits: torch.Tensor, sampled: SampledRows, masks: StepMasks | None = None) -> Chosen:
     """Choose one token a row.
 
@@ -84,13 +96,15 @@ def _draw(logits: torch.Tensor, tokens: torch.Tensor, sampled: SampledRows) -> N
 
     One candidate is the likeliest, also where several are equally likely.
     """
-    rows = [
-        i for i, each in enumerate(sampled.params) if each.temperature >= _GREEDY_BELOW and each.top_k != 1
-    ]
+    rows = [i for i, each in enumerate(sampled.params) if _is_drawn(each)]
     if rows:
         places = upload(np.array(rows), logits.device)
         chosen = logits if len(rows) == len(logits) else logits[places]
         tokens[places] = ops.sample(chosen, **_columns(sampled, rows, logits.device))
+
+
+def _is_drawn(params: SamplingParams) -> bool:
+    return params.temperature >= _GREEDY_BELOW and params.top_k != 1
 
 
 def _columns(sampled: SampledRows, rows: list[int], device: torch.device) -> dict[str, torch.Tensor]:

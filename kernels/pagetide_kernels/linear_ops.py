@@ -11,6 +11,7 @@ from pagetide_kernels import cpu
 from pagetide_kernels.binding import ArgumentError
 from pagetide_kernels.quantised import PackedCodes
 from pagetide_kernels.row_ops import gather_rows
+from pagetide_kernels.sampling_ops import likeliest
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,3 +82,22 @@ def linear(
     out = torch.empty((len(input), weight.num_outputs), dtype=dtype)
     cpu.linear((out, input, weight.data, bias), (), widened)
     return out
+
+
+def linear_likeliest(input: Tensor, weight: PackedLinear | PackedCodes) -> Tensor:
+    """The `likeliest` of what `linear` gives, widened; where it can, without ever writing that.
+
+    Args:
+        input: as `linear` takes it.
+
+    Returns:
+        [T] int64.
+
+    Raises:
+        ArgumentError: an argument of the wrong kind.
+    """
+    if isinstance(weight, PackedCodes) or weight.data.device.type != "cpu":
+        return likeliest(linear(input, weight, widened=True))
+    tokens = torch.empty(len(input), dtype=torch.int64)
+    cpu.linear_likeliest((tokens, input, weight.data), weight.num_outputs)
+    return tokens

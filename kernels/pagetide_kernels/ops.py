@@ -18,7 +18,7 @@ from pagetide_kernels.attention_ops import (
 from pagetide_kernels.attention_plan import max_decode_queries as most_queries_alike
 from pagetide_kernels.backend import simulated_cuda
 from pagetide_kernels.device_signatures import head_problem
-from pagetide_kernels.linear_ops import PackedLinear, linear, pack_linear
+from pagetide_kernels.linear_ops import PackedLinear, linear, linear_likeliest, pack_linear
 from pagetide_kernels.quantised import PackedCodes, QuantisedWeight, pack_codes, quantise
 from pagetide_kernels.row_ops import activate_and_multiply, add_rms_norm, gather_rows
 from pagetide_kernels.sampling_ops import apply_bitmask, greedy, likeliest, penalise, sample
@@ -37,6 +37,7 @@ __all__ = [
     "kv_cache_shape",
     "likeliest",
     "linear",
+    "linear_likeliest",
     "most_queries_alike",
     "move_blocks",
     "pack_codes",

@@ -228,6 +228,16 @@ LINEAR_WIDENED = replace(
 )
 """A CPU's own: what `linear` gives, as float32."""
 
+LINEAR_LIKELIEST = Signature(
+    "linear_likeliest",
+    tensors=(TensorParam("tokens", ("T",), torch.int64, output=True), *LINEAR.tensors[1:3]),
+    dims=("T", "K", "C"),
+    scalars=(ScalarParam("num_outputs", "i32"),),
+    dtypes=_ELEMENT,
+    multiples={"K": 2},
+)
+"""A CPU's own: the `likeliest` of what `linear_widened` gives."""
+
 UNPACK_ROWS = Signature(
     "unpack_rows",
     tensors=(

@@ -68,6 +68,25 @@ def test_a_widened_result_is_the_same_in_float32(isa, dtype, num_outputs):
         assert torch.equal(out, ops.linear(tokens, packed, each).float())
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=["bf16", "f32"])
+@pytest.mark.parametrize("num_outputs", [1, 16, 63, 1000, 1040])
+@pytest.mark.parametrize("num_threads", [1, 2, 5])
+def test_the_likeliest_output_is_that_of_the_widened_result(isa, dtype, num_outputs, num_threads):
+    generator = torch.Generator().manual_seed(num_outputs)
+    before = torch.get_num_threads()
+    torch.set_num_threads(num_threads)
+    try:
+        for num_tokens in (0, 1, 13, 40, 400):
+            tokens = torch.randint(-2, 3, (num_tokens, 70), generator=generator).to(dtype)  # full of ties
+            tokens[5:6] = torch.nan
+            weight = torch.randint(-1, 2, (num_outputs, 70), generator=generator).to(dtype)
+            packed = ops.pack_linear(weight)
+            expected = ops.likeliest(ops.linear(tokens, packed, widened=True))
+            assert torch.equal(ops.linear_likeliest(tokens, packed), expected)
+    finally:
+        torch.set_num_threads(before)
+
+
 @pytest.mark.parametrize("num_tokens", [1, 40, 400])
 @pytest.mark.parametrize("num_threads", [1, 2, 5])
 def test_the_number_of_threads_changes_no_bit(isa, num_threads, num_tokens):

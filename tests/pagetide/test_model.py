@@ -11,8 +11,9 @@ from model_world import PagedRun, logits_of, random_tokens, relative_error
 from tiny_checkpoints import VOCAB_SIZE, make_checkpoint
 
 from pagetide import weights
-from pagetide.layers import FIXED_ROWS, FixedLinear, Linear, PackedLinear, linear_for
+from pagetide.layers import FIXED_ROWS, FixedLinear, Head, Linear, PackedLinear, QuantisedLinear, linear_for
 from pagetide.model import Decoder
+from pagetide_kernels import ops
 
 CPU = torch.device("cpu")
 TOLERANCE = 1e-4
@@ -210,3 +211,18 @@ def test_bfloat16_stays_near_float32(tiny_llama: Path) -> None:
     want = logits_of(load(tiny_llama), tokens)
     assert got.dtype == torch.float32
     assert (got - want).norm() / want.norm() < 0.03
+
+
+@pytest.mark.parametrize("soft_cap", [0.0, 2.0])
+@pytest.mark.parametrize("kind", ["plain", "packed", "with a bias", "quantised"])
+def test_a_heads_likeliest_tokens_are_those_of_its_logits(kind: str, soft_cap: float) -> None:
+    generator = torch.Generator().manual_seed(0)
+    states, weight = (torch.randn(rows, 64, generator=generator).bfloat16() for rows in (50, 300))
+    linear = {
+        "plain": lambda: Linear(weight, None),
+        "packed": lambda: PackedLinear(weight),
+        "with a bias": lambda: PackedLinear(weight, 4 * weight[:, 0]),
+        "quantised": lambda: QuantisedLinear(ops.quantise(weight.float(), 8), None, torch.bfloat16),
+    }[kind]()
+    head = Head(linear, soft_cap)
+    assert torch.equal(head.likeliest(states), ops.likeliest(head(states)))

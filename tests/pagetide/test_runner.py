@@ -81,6 +81,16 @@ def test_tokens_depend_on_the_request_alone(
         assert built.engine.drain(WAIT_S)
 
 
+def test_greedy_tokens_are_the_same_with_and_without_logits(tiny_llama: Path) -> None:
+    """Only a step whose rows ask for more than the likeliest token computes logits."""
+    built = engine(tiny_llama, prefix_cache=False)
+    prompts = random_prompts(12)
+    likeliest = generate(built, prompts, SamplingParams(max_tokens=40, temperature=0.0))
+    with_logits = generate(built, prompts, SamplingParams(max_tokens=40, temperature=0.0, logprobs=0))
+    assert likeliest == with_logits
+    assert built.engine.drain(WAIT_S)
+
+
 def sim_checkpoint(folder: Path) -> Path:
     """Heads of 64, as the CUDA kernels are built for; weights whose likeliest tokens are no near-ties."""
     shape = {"hidden_size": 128, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1}

@@ -23,6 +23,7 @@ from pagetide_kernels.signatures import (
     LANES,
     LIKELIEST,
     LINEAR,
+    LINEAR_LIKELIEST,
     LINEAR_WIDENED,
     PAGED_ATTENTION,
     QUANTISED_LINEAR,
@@ -40,7 +41,16 @@ _CTYPES: dict[str, type[ctypes.c_void_p | ctypes.c_int64 | ctypes.c_int32 | ctyp
 }
 SUFFIXES = {torch.bfloat16: "bf16", torch.float32: "f32"}
 
-_SIGNATURES = (PAGED_ATTENTION, WRITE_KV, LINEAR, LINEAR_WIDENED, QUANTISED_LINEAR, LIKELIEST, UNPACK_ROWS)
+_SIGNATURES = (
+    PAGED_ATTENTION,
+    WRITE_KV,
+    LINEAR,
+    LINEAR_WIDENED,
+    LINEAR_LIKELIEST,
+    QUANTISED_LINEAR,
+    LIKELIEST,
+    UNPACK_ROWS,
+)
 
 _Function: TypeAlias = Callable[..., bytes | None]
 
@@ -68,6 +78,11 @@ def unpacked_rows(packed: Tensor, num_rows: int, ids: Tensor) -> Tensor:
 def linear(tensors: Sequence[Tensor | None], scalars: Sequence[Number], widened: bool = False) -> None:
     """See `ops.linear`; arguments in the order of the signature."""
     call(LINEAR_WIDENED if widened else LINEAR, tensors, scalars)
+
+
+def linear_likeliest(tensors: Sequence[Tensor], num_outputs: int) -> None:
+    """See `ops.linear_likeliest`; tensors in the order of the signature."""
+    call(LINEAR_LIKELIEST, tensors, (num_outputs,))
 
 
 def quantised_linear(tensors: Sequence[Tensor | None], scalars: Sequence[Number]) -> None:

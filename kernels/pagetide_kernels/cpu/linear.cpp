@@ -4,6 +4,7 @@
 
 #include <omp.h>
 
+#include <cmath>
 #include <vector>
 
 #include "decoder_share.h"
@@ -26,6 +27,7 @@ void project_all(const LinearCall& call, LinearKernels::Project project) {
     static thread_local WidenedInputs widened;
     LinearCall own = call;
     own.widened = &widened;
+    if (call.largest != nullptr) own.largest += int64_t{i} * call.num_tokens;
     widened.tokens = {0, 0};
     project(own, share.tokens, share.columns, {0, 0});
   }
@@ -40,6 +42,23 @@ const char* columns_problem(const char* op, const LinearCall& call) {
 const char* linear(const LinearCall& call, const PerIsa<LinearKernels>& kernels) {
   if (const char* problem = columns_problem("linear", call)) return problem;
   project_all(call, kernels.current().project);
+  return nullptr;
+}
+
+// Each thread keeps what it finds; of equals the first thread's comes first.
+const char* linear_likeliest(int64_t* tokens, LinearCall call, const PerIsa<LinearKernels>& kernels) {
+  if (const char* problem = columns_problem("linear_likeliest", call)) return problem;
+  const auto num_tokens = static_cast<size_t>(call.num_tokens);
+  std::vector<Largest> found(num_tokens * static_cast<size_t>(omp_get_max_threads()), {-INFINITY, 0});
+  call.largest = found.data();
+  project_all(call, kernels.current().project);
+  for (size_t token = 0; token < num_tokens; ++token) {
+    Largest most = found[token];
+    for (size_t i = token + num_tokens; i < found.size(); i += num_tokens) {
+      if (found[i].value > most.value) most = found[i];
+    }
+    tokens[token] = most.place;
+  }
   return nullptr;
 }
 
@@ -98,6 +117,18 @@ PAGETIDE_LINEAR(linear_bf16, kBf16, false)
 PAGETIDE_LINEAR(linear_f32, kF32, false)
 PAGETIDE_LINEAR(linear_widened_bf16, kBf16, true)
 PAGETIDE_LINEAR(linear_widened_f32, kF32, true)
+
+#define PAGETIDE_LINEAR_LIKELIEST(name, kernels)                                                              \
+  PAGETIDE_EXPORT const char* name(int64_t* tokens, const void* input, const void* weight,                   \
+                                   int64_t input_stride, int num_tokens, int in_features, int num_columns,   \
+                                   int out_features) {                                                       \
+    return pagetide::linear_likeliest(tokens, {nullptr, input, weight, nullptr, 0, input_stride, num_tokens, \
+                                               out_features, in_features, num_columns},                      \
+                                      pagetide::kernels);                                                    \
+  }
+
+PAGETIDE_LINEAR_LIKELIEST(linear_likeliest_bf16, kBf16)
+PAGETIDE_LINEAR_LIKELIEST(linear_likeliest_f32, kF32)
 
 #define PAGETIDE_QUANTISED_LINEAR(name, kernels)                                                           \
   PAGETIDE_EXPORT const char* name(void* out, const void* input, const void* codes, const uint16_t* scales, \

@@ -26,6 +26,12 @@ struct WidenedInputs {
   std::vector<float> rows;
 };
 
+// An output and the first place that has it.
+struct Largest {
+  float value;
+  int64_t place;
+};
+
 // The arguments of signatures.LINEAR, in its order, or those of signatures.QUANTISED_LINEAR. Strides are in
 // elements.
 //
@@ -53,6 +59,8 @@ struct LinearCall {
   LaterReads* later = nullptr;
   // The thread's memory for this product's inputs, empty when the product begins.
   WidenedInputs* widened = nullptr;
+  // Each token's largest output so far, kept instead of writing outputs, which are as if widened; NaN is none.
+  Largest* largest = nullptr;
 };
 
 struct LinearKernels {

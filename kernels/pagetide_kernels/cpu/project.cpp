@@ -4,6 +4,7 @@
 // same bits for a token alone and in any batch.
 
 #include <array>
+#include <cmath>
 #include <type_traits>
 
 #include "inputs.h"
@@ -91,7 +92,7 @@ class Projection {
 
   // A chunk of the inputs at a time; if there are many, the sums of a tile wait while its weights pass by.
   void run_tile(Range tokens, Range columns, Range next_columns) {
-    if (call_.is_widened) fetch_outputs(tokens, columns);
+    if (call_.is_widened && call_.largest == nullptr) fetch_outputs(tokens, columns);
     const int size = even_part(depth_);
     later_lines_ = call_.later != nullptr ? spare_lines(tokens, columns) : 0;
     for (int depth = 0; depth < depth_; depth += size) {
@@ -164,19 +165,53 @@ class Projection {
   }
 
   void write(Range tokens, const float* sums, Range columns) const {
+    if (call_.largest != nullptr) return keep_largest(tokens, sums, columns);
     call_.is_widened ? write_as<float>(tokens, sums, columns) : write_as<Element>(tokens, sums, columns);
   }
 
   template <class Out>
   void write_as(Range tokens, const float* sums, Range columns) const {
+    const int first = columns.begin * kLanes;
+    for (int token = tokens.begin; token < tokens.end; ++token, sums += kMaxColumns * kLanes) {
+      write_row(sums, columns,
+                static_cast<Out*>(call_.out) + token * call_.out_stride + first - call_.out_column * kLanes);
+    }
+  }
+
+  // One token's outputs in some columns.
+  template <class Out>
+  void write_row(const float* sums, Range columns, Out* out) const {
     const int size = (columns.end - columns.begin) * kLanes, first = columns.begin * kLanes;
     const bool is_plain = call_.bias == nullptr && first + size <= call_.out_features;
-    for (int token = tokens.begin; token < tokens.end; ++token, sums += kMaxColumns * kLanes) {
-      auto* out = static_cast<Out*>(call_.out) + token * call_.out_stride + first - call_.out_column * kLanes;
-      for (int i = 0; i < size; i += kLanes) {
-        is_plain ? store(as<Out>(load(sums + i)), out + i) : write_some(load(sums + i), out + i, first + i);
-      }
+    for (int i = 0; i < size; i += kLanes) {
+      is_plain ? store(as<Out>(load(sums + i)), out + i) : write_some(load(sums + i), out + i, first + i);
     }
+  }
+
+  // Columns come in rising order.
+  void keep_largest(Range tokens, const float* sums, Range columns) const {
+    const int first = columns.begin * kLanes;
+    const int end = columns.end * kLanes < call_.out_features ? columns.end * kLanes : call_.out_features;
+    float row[kMaxColumns * kLanes];
+    for (int i = end - first; i < (columns.end - columns.begin) * kLanes; ++i) row[i] = -INFINITY;
+    for (int token = tokens.begin; token < tokens.end; ++token, sums += kMaxColumns * kLanes) {
+      write_row(sums, columns, row);
+      const float most = largest_of(row, columns.end - columns.begin);
+      Largest& found = call_.largest[token];
+      if (most > found.value) found = {most, first + place_of(most, row)};
+    }
+  }
+
+  static PAGETIDE_INLINE float largest_of(const float* row, int num_columns) {
+    Vec found = fill(-INFINITY);
+    for (int i = 0; i < num_columns; ++i) found = max(load(row + i * kLanes), found);
+    return reduce_max(found);
+  }
+
+  static PAGETIDE_INLINE int place_of(float value, const float* row) {
+    int place = 0;
+    while (row[place] != value) ++place;
+    return place;
   }
 
   // What is stored as Out.
