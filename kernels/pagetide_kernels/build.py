@@ -30,6 +30,7 @@ EXACT_FLAGS = ("-ffp-contract=off",)
 COMPLETE_FLAGS = ("-Wl,--no-undefined",)
 PER_ISA_SOURCES = (
     "attend.cpp",
+    "block_masses.cpp",
     "decoder_rows.cpp",
     "first_largest.cpp",
     "project.cpp",

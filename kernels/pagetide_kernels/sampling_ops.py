@@ -104,7 +104,7 @@ def sample(
     likeliest.
 
     Args:
-        logits: [S, V] float32, rows at any distance; on a CPU they are overwritten.
+        logits: [S, V] float32, rows at any distance.
         temperature: [S] float32, above 0.
         top_k: [S] int32; 0: all.
         top_p, min_p: [S] float32; 1 and 0 leave all.

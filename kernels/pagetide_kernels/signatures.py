@@ -208,6 +208,14 @@ SAMPLE = Signature(
     dims=("S", "V"),
 )
 
+DRAW = replace(
+    SAMPLE,
+    name="draw",
+    tensors=tuple(replace(each, dtype="element") if each is _LOGITS else each for each in SAMPLE.tensors),
+    dtypes={"element": (torch.float32,)},
+)
+"""A CPU's own: `sample`."""
+
 LINEAR = Signature(
     "linear",
     tensors=(

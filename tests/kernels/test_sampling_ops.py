@@ -181,3 +181,24 @@ def test_likeliest_is_the_first_of_the_largest_with_every_instruction_set(isa, v
         found = ops.likeliest(logits).tolist()
     expected = logits.nan_to_num(nan=-math.inf, neginf=-math.inf).argmax(-1).tolist()
     assert found == expected
+
+
+@pytest.mark.parametrize("isa", cpu.supported_isas())
+@pytest.mark.parametrize("vocab", [1, 2, 63, 64, 65, 5000])
+@pytest.mark.parametrize("spread", [0.1, 3.0, 30.0])
+def test_every_instruction_set_draws_what_sorting_gives(isa, vocab, spread):
+    """From flat rows, whose filters keep nearly all, to peaked ones; apart in memory, and left as they were."""
+    logits = torch.randn(3, vocab + 5)[:, :vocab] * spread
+    before = logits.clone()
+    for top_k, top_p, min_p in ((0, 1, 0), (40, 1, 0), (0, 0.9, 0), (0, 1, 0.3), (0, 0.95, 0.01), (9, 0.9, 0.2)):
+        columns = (torch.full((3,), value) for value in (0.7, float(top_p), float(min_p)))
+        temperature, top_ps, min_ps = columns
+        uniform = torch.rand(3, dtype=torch.float64)
+        with cpu.use_isa(isa):
+            limits = torch.full((3,), top_k, dtype=torch.int32)
+            found = ops.sample(logits, temperature, limits, top_ps, min_ps, uniform).tolist()
+        for row, u, token in zip(logits, uniform.tolist(), found, strict=True):
+            cumulative = kept_probabilities(row, 0.7, min(top_k, vocab), top_p, min_p).cumsum(0)
+            before_token = cumulative[token - 1] if token else 0.0
+            assert before_token - 1e-5 <= u <= cumulative[token] + 1e-5
+    assert torch.equal(logits, before)

@@ -290,6 +290,6 @@ def test_a_few_rows_of_the_head_are_computed_at_a_time(
     prompt = random_tokens(200, VOCAB_SIZE, seed=3)
     (answer,) = run(load(tiny_llama), [(prompt, replace(BASE, max_tokens=1, prompt_logprobs=0))])
     assert max(rows) == most
-    assert sum(rows) == len(prompt)
+    assert sum(rows) == len(prompt) - 1, "the likeliest token after the last is chosen without logits"
     monkeypatch.undo()
     assert_same_scores(answer.prompt_logprobs, scored(decoder, prompt, 0))

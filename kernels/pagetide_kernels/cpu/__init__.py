@@ -19,6 +19,7 @@ from pagetide_kernels import build
 from pagetide_kernels.binding import ArgumentError, Number, Signature
 from pagetide_kernels.cpu import memory
 from pagetide_kernels.signatures import (
+    DRAW,
     INT8_CACHE,
     LANES,
     LIKELIEST,
@@ -49,6 +50,7 @@ _SIGNATURES = (
     LINEAR_LIKELIEST,
     QUANTISED_LINEAR,
     LIKELIEST,
+    DRAW,
     UNPACK_ROWS,
 )
 

@@ -85,8 +85,9 @@ class CpuOps:
             plain_sampling.greedy(_given(tokens), logprobs, _given(logits))
 
     def sample(self, tensors: Tensors) -> None:
+        """In C++."""
         table.SAMPLE.bind(tensors)
-        plain_sampling.sample(*map(_given, tensors))
+        cpu.call(table.DRAW, tensors, ())
 
 
 def _for_cache(signature: Signature, kv_cache: Tensor | None) -> Signature:
