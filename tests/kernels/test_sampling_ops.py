@@ -183,22 +183,22 @@ def test_likeliest_is_the_first_of_the_largest_with_every_instruction_set(isa, v
     assert found == expected
 
 
+FILTERS = [(0, 1.0, 0.0), (40, 1.0, 0.0), (0, 0.9, 0.0), (0, 1.0, 0.3), (0, 0.95, 0.01), (9, 0.9, 0.2)]
+
+
 @pytest.mark.parametrize("isa", cpu.supported_isas())
 @pytest.mark.parametrize("vocab", [1, 2, 63, 64, 65, 5000])
 @pytest.mark.parametrize("spread", [0.1, 3.0, 30.0])
 def test_every_instruction_set_draws_what_sorting_gives(isa, vocab, spread):
-    """From flat rows, whose filters keep nearly all, to peaked ones; apart in memory, and left as they were."""
-    logits = torch.randn(3, vocab + 5)[:, :vocab] * spread
-    before = logits.clone()
-    for top_k, top_p, min_p in ((0, 1, 0), (40, 1, 0), (0, 0.9, 0), (0, 1, 0.3), (0, 0.95, 0.01), (9, 0.9, 0.2)):
-        columns = (torch.full((3,), value) for value in (0.7, float(top_p), float(min_p)))
-        temperature, top_ps, min_ps = columns
-        uniform = torch.rand(3, dtype=torch.float64)
-        with cpu.use_isa(isa):
-            limits = torch.full((3,), top_k, dtype=torch.int32)
-            found = ops.sample(logits, temperature, limits, top_ps, min_ps, uniform).tolist()
-        for row, u, token in zip(logits, uniform.tolist(), found, strict=True):
-            cumulative = kept_probabilities(row, 0.7, min(top_k, vocab), top_p, min_p).cumsum(0)
-            before_token = cumulative[token - 1] if token else 0.0
-            assert before_token - 1e-5 <= u <= cumulative[token] + 1e-5
-    assert torch.equal(logits, before)
+    """From flat rows, of which filters keep nearly all, to peaked ones. Rows stay as they were."""
+    row, temperature = torch.randn(vocab) * spread, 0.7
+    logits = torch.full((len(FILTERS), vocab + 5), math.nan)[:, :vocab].copy_(row)
+    top_k, top_p, min_p = map(torch.tensor, zip(*FILTERS, strict=True))
+    uniform = torch.rand(len(FILTERS), dtype=torch.float64)
+    columns = torch.full_like(top_p, temperature), top_k.int(), top_p, min_p, uniform
+    with cpu.use_isa(isa):
+        tokens = ops.sample(logits, *columns).tolist()
+    for (most, *rest), u, token in zip(FILTERS, uniform.tolist(), tokens, strict=True):
+        cumulative = kept_probabilities(row, temperature, min(most, vocab), *rest).cumsum(0)
+        assert (cumulative[token - 1] if token else 0.0) - 1e-5 <= u <= cumulative[token] + 1e-5
+    assert torch.equal(logits, row.expand_as(logits))
