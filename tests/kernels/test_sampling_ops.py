@@ -95,6 +95,12 @@ def test_banned_tokens_are_never_drawn(device):
     assert set(draw(logits, [i / 16 for i in range(16)])) == {3, 998}
 
 
+def test_a_token_too_unlikely_for_a_number_is_not_drawn(device):
+    logits = torch.full((VOCAB,), -5000.0, device=device)
+    logits[0], logits[600:] = -math.inf, 0.0
+    assert draw(logits, [0.0, 1.0]) == [600, VOCAB - 1]
+
+
 @pytest.mark.parametrize("vocab", [1, 31, 1000, 4099])
 def test_greedy_is_the_first_largest_with_its_logprob(device, vocab):
     logits = torch.randn(5, vocab) * 4

@@ -76,10 +76,10 @@ class Row {
   double mass(float logit) const { return std::exp2(exponent(logit)); }
   double target_of(double total) const { return std::min(draw_.uniform * total, std::nextafter(total, 0.0)); }
 
-  // Of a block without a chance, or with NaN: none.
+  // None of a block whose tokens have hardly a chance, for the kernel sees one in -infinity too, or with NaN.
   double block_mass(size_t block) const {
     const float mass = scratch_.masses[block];
-    return scratch_.maxima[block] > -INFINITY && mass > 0.0f ? double{mass} : 0.0;
+    return exponent(scratch_.maxima[block]) > -126.0 && mass > 0.0f ? double{mass} : 0.0;
   }
 
   double whole_mass() {
