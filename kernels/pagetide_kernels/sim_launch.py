@@ -69,7 +69,8 @@ class Simulator:
     def workspace(self, num_bytes: int) -> Tensor:
         """Filled with NaN each time: nothing may rely on what an earlier launch left."""
         if len(self._scratch) < num_bytes:
-            self._scratch = torch.empty(num_bytes, dtype=torch.uint8)
+            with torch.inference_mode(False):  # kept for calls outside it
+                self._scratch = torch.empty(num_bytes, dtype=torch.uint8)
         return self._scratch.fill_(0xFF)
 
     def counters(self, count: int) -> Tensor:

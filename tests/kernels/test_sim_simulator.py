@@ -120,3 +120,10 @@ def test_the_race_detector_finds_a_missing_fence_between_blocks(run, writer, rea
 def test_the_address_sanitizer_finds_a_read_past_a_tensor(run):
     with pytest.raises(SimulationError, match=r"(?s)heap-buffer-overflow.*probe.cu"):
         run("out[threadIdx.x] = in[threadIdx.x + n];", n=1, sanitizer=Sanitizer.ADDRESS)
+
+
+def test_a_workspace_made_in_inference_mode_is_there_after_it():
+    simulator = Simulator()
+    with torch.inference_mode():
+        simulator.workspace(64)
+    assert simulator.workspace(64).eq(0xFF).all()
