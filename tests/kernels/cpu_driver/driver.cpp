@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "decoder_checks.h"
+#include "draw_checks.h"
 #include "later_checks.h"
 #include "linear_checks.h"
 #include "random.h"
@@ -196,6 +197,7 @@ int run_all(int isa, int rounds) {
     compared += run<float>(shape, paged_attention_f32, write_kv_f32);
     compared += check_linear();
     compared += check_decoder();
+    for (int draw = 0; draw < 100; ++draw) check_draw();
   }
   return compared;
 }
